@@ -236,68 +236,6 @@ def test_a_tensor_that_is_not_contiguous_or_of_sixteen_bits_is_read_like_another
     assert contents_of((torch.empty(0, 4),)) is not None
 
 
-PARTS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "chunks": lambda x: x.chunk(3),
-    "slices": lambda x: [x[start : start + 8] for start in range(0, 24, 8)],
-    "in another order": lambda x: reversed(x.split(8)),
-}
-
-
-@pytest.mark.parametrize("cut", PARTS)
-def test_a_batch_that_is_trained_in_parts_is_told_with_the_line_that_calls(cut: str):
-    net = Net()
-
-    def step(number: int) -> None:
-        for part in PARTS[cut](torch.randn(24, 4)):
-            net(part)
-
-    facts = told([net], step)
-    assert facts["batch_parts"] == 3.0
-    assert facts["parts_file"] == __file__
-    assert facts["parts_line"] == step.__code__.co_firstlineno + 2
-
-
-WHOLE: dict[str, Callable[[Net, torch.Tensor], Any]] = {
-    "at once": lambda net, x: net(x),
-    "in batches that come one by one": lambda net, x: [net(x[rows]) for rows in torch.arange(24).split(8)],
-    "a part of it": lambda net, x: [net(part) for part in x.split(8)[:2]],
-    "the same rows": lambda net, x: [net(x[:12]) for _ in range(2)],
-    "rows of their own axis": lambda net, x: [net(row) for row in x],
-    "columns": lambda net, x: [net(part) for part in x.repeat(1, 2).split(4, dim=1)],
-}
-
-
-@pytest.mark.parametrize("how", WHOLE)
-def test_a_batch_that_is_not_cut_or_whose_parts_are_no_samples_is_not_said_to_be(how: str):
-    net = Net()
-    assert told([net], lambda number: WHOLE[how](net, torch.randn(24, 4)))["batch_parts"] is None
-
-
-def test_parts_between_which_an_optimizer_steps_are_batches():
-    net, recorder = Net(), Recorder()
-
-    def step(number: int) -> None:
-        for part in torch.randn(24, 4).chunk(3):
-            net(part)
-            recorder.met.stepped_times[0] = recorder.met.stepped_times.get(0, 0) + 1
-
-    assert told([net], step, recorder)["batch_parts"] is None
-
-
-def test_parts_of_a_sequence_are_no_parts_of_a_batch():
-    class Recurrent(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = nn.GRUCell(4, 4)
-
-        def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-            return super().forward(self.cell(x))
-
-    net = Recurrent()
-    facts = told([net], lambda number: [net(part) for part in torch.randn(24, 4).chunk(3)])
-    assert facts["batch_parts"] is None
-
-
 def test_a_tensor_looks_different_once_it_has_changed():
     weight = nn.Parameter(torch.randn(40, 30))
     before = look(weight)

@@ -162,10 +162,6 @@ class Calls:
         overlong_share: Part of the tokens that are padding past the longest row of their own batch.
         padded_tokens: Tokens of a model's input, padding included, where that is known.
         batch_size: Samples of a model's input.
-        batch_parts: Parts that a batch, which is in memory as a whole, is given to a model in to be trained
-            on, one after the other and with no update between: in the mean of those that are.
-        parts_file: The line that calls the model with them; empty when unknown.
-        parts_line: Its line.
         file: The line of a repeated call; empty when unknown.
         line: Its line.
     """
@@ -183,9 +179,6 @@ class Calls:
     overlong_share: float | None = None
     padded_tokens: float | None = None
     batch_size: int | None = None
-    batch_parts: float | None = None
-    parts_file: str = ""
-    parts_line: int = 0
     file: str = ""
     line: int = 0
 

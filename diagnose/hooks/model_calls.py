@@ -18,7 +18,6 @@ from diagnose.hooks._contents import MOST_KEPT, MOST_ROWS, Contents, Key, conten
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._looks import added
 from diagnose.hooks._padding import Padding, padding_in
-from diagnose.hooks._parts import Parts
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -150,8 +149,6 @@ class _Look:
         self._padding: list[Padding] = []
         self._loaded: list[Padding] = []
         self._batch_size: int | None = None
-        self._parts_of_batches = Parts()
-        self._parts_site: tuple[int, int] | None = None
         self._autocast: str | None = None
 
     def see(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -200,9 +197,6 @@ class _Look:
         if tensor is None or not tensor.dim():
             return
         self._batch_size = len(tensor)
-        num_updates = sum(self._recorder.met.stepped_times.values())
-        if self._parts_of_batches.note(module, tensor, self._step, num_updates):
-            self._parts_site = user_frame(sys._getframe(1))
         padding = padding_in(given)
         if padding is not None:
             self._padding.append(padding)
@@ -303,7 +297,6 @@ class _Look:
     def _tell(self) -> None:
         site = next((self._sites[how] for how in self._counts if self._sites.get(how) is not None), None)
         file, line = resolve(*site)[:2] if site is not None else ("", 0)
-        parts_file, parts_line = resolve(*self._parts_site)[:2] if self._parts_site is not None else ("", 0)
         padded = self._padding or self._loaded
         tokens = sum(batch.tokens for batch in padded)
         self._recorder.facts["calls"] = {
@@ -317,9 +310,6 @@ class _Look:
             "overlong_share": sum(batch.overlong for batch in padded) / tokens if tokens else None,
             "padded_tokens": tokens / len(padded) if padded else None,
             "batch_size": self._batch_size,
-            "batch_parts": self._parts_of_batches.of_a_batch(self._first_step, LOOKED_AT),
-            "parts_file": parts_file,
-            "parts_line": parts_line,
             "autocast_dtype": self._autocast,
             "file": file,
             "line": line,
