@@ -178,6 +178,21 @@ def test_attention_is_found_however_it_is_written_and_whether_its_bias_is_traine
     assert facts["attention_biased"] is bias
 
 
+def test_what_the_fused_kernels_want_four_axes_of_is_told():
+    q, k, v = (torch.randn(4, 16, 8, requires_grad=True) for _ in range(3))
+    flat = graph(F.scaled_dot_product_attention(q, k, v).sum())
+    assert (flat["attention_axes"], flat["names"]["SafeSoftmax"]) == (3, 1)
+    wide = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+    assert "SafeSoftmax" not in graph(wide.sum())["names"], "as OF_ONE_HEAD advises"
+    assert graph(((q[:, None] @ k[:, None].mT).softmax(-1) @ v[:, None]).sum())["attention_axes"] == 4
+
+
+@pytest.mark.parametrize(("axis", "places"), [(-1, 1), (2, 1), (1, 0), (-2, 0)])
+def test_a_softmax_over_slots_is_no_attention(axis: int, places: int):
+    q, k, v = (torch.randn(4, 16, 8, requires_grad=True) for _ in range(3))
+    assert graph(((q @ k.mT).softmax(axis) @ v).sum())["num_attentions"] == places
+
+
 def test_products_that_autocast_computes_inside_of_a_model_are_told_by_their_numbers():
     layer, x = nn.Linear(64, 64), torch.randn(32, 64)
     assert graph(layer(x).sum())["product_bytes"] == 4

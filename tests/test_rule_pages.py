@@ -92,6 +92,12 @@ def test_the_share_that_all_rules_have_in_common_is_told_of_those_that_use_it() 
     assert shared("gc-pauses") == [], "it has a reason of its own"
 
 
+def test_numbers_that_have_one_reason_together_stand_in_one_row() -> None:
+    values = {number.name: number.value for number in thresholds(RULES["launch-bound"])}
+    assert values["LOW, EXPECTED, HIGH"] == "0.4, 0.8, 1.0"
+    assert any(number.name.startswith("FUSED, ") for number in thresholds(RULES["unfused-attention"]))
+
+
 def test_pages_of_rules_that_are_gone_are_removed_and_other_files_stay(tmp_path: Path) -> None:
     (tmp_path / "gone.md").write_text(f"{MARK}\n\n# gone\n")
     (tmp_path / "notes.md").write_text("# mine\n")

@@ -188,6 +188,19 @@ def test_threads_divide_the_search_for_nan_in_large_results(num_bytes: float, pa
     assert lost_ns(2) == pytest.approx(lost_ns(1) / part)
 
 
+def test_attention_of_three_axes_is_told_to_have_four():
+    (plain, *_) = RULE.fires_on
+    graph = plain.program.graph
+    assert graph is not None
+    flat = replace(plain, program=replace(plain.program, graph=replace(graph, attention_axes=3)))
+    called = replace(graph, attention_axes=3, names={"SafeSoftmax": graph.num_attentions})
+    again = replace(plain, program=replace(plain.program, graph=called))
+    for job in (flat, again):
+        found = RULE.check(job)
+        assert found is not None and "four axes" in found.fix and "q[:, None]" in found.code
+        assert "dropout" not in found.fix
+
+
 def test_with_few_keys_and_no_mask_the_fused_kernel_of_threads_wins_nothing():
     """With a mask there is more between the products, and it does: as measured for 176 keys."""
 

@@ -59,6 +59,7 @@ class Graph:
         num_attentions: Places where attention is written out.
         fused_attention: Operations that are attention in one kernel.
         attention_keys: Most keys that a query is compared with in one of these places.
+        attention_axes: Fewest axes that the scores have in one of them.
         attention_drops: Whether its weights are dropped, or multiplied by anything else, after a softmax.
         attention_biased: Whether something with a gradient of its own is added to its scores.
         pointwise: Elementwise operations whose only user is another elementwise operation.
@@ -101,6 +102,7 @@ class Graph:
     num_attentions: int = 0
     fused_attention: Work = Work()
     attention_keys: int | None = None
+    attention_axes: int | None = None
     attention_drops: bool = False
     attention_biased: bool = False
     pointwise: Work = Work()

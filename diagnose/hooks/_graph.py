@@ -40,6 +40,9 @@ the adjoint of a differential equation does, has more."""
 
 FUSED_ATTENTION = "ScaledDotProduct"
 
+UNSIGNED = 2**64
+"""A node tells a negative axis as an unsigned number of 64 bits."""
+
 
 @dataclass(slots=True)
 class Node:
@@ -59,6 +62,7 @@ class Node:
     recomputed: bool = False
     wanted: bool = False
     second: bool = False
+    axis: int | None = None
     backward_ns: int | None = None
     num_inner: int = 0
 
@@ -184,6 +188,7 @@ def _read(grad_fn: Any, recomputing: bool) -> Node:
         item_bytes=item_bytes,
         double=double,
         second="BackwardBackward" in name,
+        axis=_axis(grad_fn, len(shape)) if "oftmax" in name else None,
     )
     if recomputing:
         for attribute in dir(grad_fn):
@@ -195,6 +200,14 @@ def _read(grad_fn: Any, recomputing: bool) -> Node:
                 node.recomputed = type(saved.data).__name__ == "_Holder"
                 break
     return node
+
+
+def _axis(softmax: Any, rank: int) -> int | None:
+    """Returns over which axis a softmax goes, from 0; `None` where its node does not say."""
+    axis = getattr(softmax, "_saved_dim", None)
+    if not isinstance(axis, int) or not rank:
+        return None
+    return (axis - UNSIGNED if axis >= UNSIGNED // 2 else axis) % rank
 
 
 def _plain(name: str) -> str:

@@ -17,18 +17,20 @@ NORMALIZER_HOPS = 4
 """Operations between an exponential, its sum and the division by that: a mask, a small number, views."""
 
 
-def written_out_attention(ops: list[Node]) -> tuple[list[Node], list[int]]:
-    """Returns the operations of each softmax between two batched products, products included, and over how
-    many keys each of these softmaxes goes.
+def written_out_attention(ops: list[Node]) -> tuple[list[Node], list[Node]]:
+    """Returns the operations of each softmax between two batched products, products included, and these
+    softmaxes.
 
     What no fused kernel would compute is none: weights that something else reads, too, and products with a
-    parameter, such as those of a router with its experts. Of a single query or key there is next to nothing
-    between the products.
+    parameter, such as those of a router with its experts, or a softmax over another axis than the keys.
+    Of a single query or key there is next to nothing between the products.
     """
     found: dict[int, Node] = {}
-    keys: list[int] = []
+    places: list[Node] = []
     for softmax in ops:
         if len(softmax.shape) < 3 or not (softmax.name in SOFTMAXES or _is_normalized(softmax)):
+            continue
+        if softmax.axis not in (None, len(softmax.shape) - 1):
             continue
         below = _until_product(softmax, up=False)
         above = _until_product(softmax, up=True)
@@ -36,9 +38,9 @@ def written_out_attention(ops: list[Node]) -> tuple[list[Node], list[int]]:
             continue
         if softmax.name in SOFTMAXES and _is_read_elsewhere(softmax, above):
             continue
-        keys.append(softmax.shape[-1])
+        places.append(softmax)
         found.update((id(op), op) for op in (softmax, *below, *above) if op.is_op)
-    return list(found.values()), keys
+    return list(found.values()), places
 
 
 def has_trained_bias(attention: list[Node]) -> bool:

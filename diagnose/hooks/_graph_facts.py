@@ -40,7 +40,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         wanted: Identities of the parameters that an optimizer updates; empty when none is known.
     """
     ops = [node for node in nodes if node.is_op]
-    attention, keys = written_out_attention(ops)
+    attention, places = written_out_attention(ops)
     leaves = [node for node in nodes if node.leaf and node.weight]
     unwanted = _work([])
     # Else the optimizers hold copies or shards of the parameters, and nothing tells what is not used.
@@ -71,9 +71,10 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "product_rows": most_rows(ops),
         "attention": _work(attention),
         "attention_products": _work([op for op in attention if op.name in MATMULS]),
-        "num_attentions": len(keys),
+        "num_attentions": len(places),
         "fused_attention": _work([op for op in ops if op.name.startswith(FUSED_ATTENTION)]),
-        "attention_keys": max(keys, default=None),
+        "attention_keys": max((softmax.shape[-1] for softmax in places), default=None),
+        "attention_axes": min((len(softmax.shape) for softmax in places), default=None),
         "attention_drops": any(op.name == "Mul" or "Dropout" in op.name for op in dropped_weights(ops)),
         "attention_biased": has_trained_bias(attention),
         "pointwise": _work(chained),

@@ -25,4 +25,4 @@ def answer(folder: str) -> list[str]:
     profile = diagnosed(load_profile(Path(folder), alone=True))
     told = {name for name in TOLD if reading(profile, name) is None}
     known = rules()
-    return [each.rule for each in profile.abstained if told.intersection(known[each.rule].needs)]
+    return [each.rule for each in profile.abstained if told.intersection(known[each.rule].needed(profile))]

@@ -66,7 +66,8 @@ def _in_words(profile: Profile) -> str:
 def _numbers_of(module: ModuleType) -> Iterator[Threshold]:
     for name, value, reason in _documented(ast.parse(inspect.getsource(module)).body):
         if _is_number(value):
-            yield Threshold(name=name, value=ast.unparse(value), reason=reason)
+            values = value.elts if "," in name and isinstance(value, ast.Tuple) else [value]
+            yield Threshold(name=name, value=", ".join(map(ast.unparse, values)), reason=reason)
 
 
 def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr, str]]:
@@ -77,14 +78,15 @@ def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr, str]]:
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
         target = statement.target if isinstance(statement, ast.AnnAssign) else target
         value = getattr(statement, "value", None)
-        if isinstance(target, ast.Name) and isinstance(value, ast.expr):
-            yield target.id, value, " ".join(text.value.split())
+        if isinstance(target, (ast.Name, ast.Tuple)) and isinstance(value, ast.expr):
+            yield ast.unparse(target).strip("()"), value, " ".join(text.value.split())
 
 
 def _is_number(value: ast.expr) -> bool:
-    """Whether it is a number, or a few of them; a name in it means that it is not plain to read."""
+    """Whether it is a number, or a few; a name in it, but `inf`, means that it is not plain to read."""
     numbers = (ast.Constant, ast.Tuple, ast.UnaryOp, ast.USub, ast.BinOp, ast.operator, ast.Load)
     constants = [node for node in ast.walk(value) if isinstance(node, ast.Constant)]
-    return all(isinstance(node, numbers) for node in ast.walk(value)) and all(
+    nodes = [node for node in ast.walk(value) if not (isinstance(node, ast.Name) and node.id == "inf")]
+    return all(isinstance(node, numbers) for node in nodes) and all(
         isinstance(node.value, int | float) and not isinstance(node.value, bool) for node in constants
     )

@@ -112,7 +112,8 @@ class NeedlessRecompute(Rule):
             return None
         share = max(graph.recomputed_share, inside_share(graph))
         backward_ns = profile.spent_ns(Phase.BACKWARD)
-        again_ns, handling_ns = share * profile.spent_ns(Phase.FORWARD), handled_ns(graph)
+        again_ns = share * profile.spent_ns(Phase.FORWARD)
+        handling_ns = profile.steps.passes * handled_ns(graph)
         lost_ns = min(again_ns + handling_ns, 0.7 * backward_ns)
         if profile.run.device != "cpu":
             again_ns = lost_ns = AGAIN * share * busy_ns(profile)
@@ -140,7 +141,7 @@ class NeedlessRecompute(Rule):
 
 
 def handled_ns(graph: Graph) -> float:
-    """Returns what the host takes for what is computed again, besides computing it."""
+    """Returns what the host takes for what a pass computes again, besides computing it."""
     return HANDLING_NS * graph.num_recomputed + REGION_NS * graph.names.get(REGION, 0)
 
 

@@ -15,7 +15,7 @@ from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._compute import of_work
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import share_of
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 SAVED = (0.5, 1.0, 1.2)
 """Of what lies between the products, less one product that is computed again, what the fused kernel saves.
@@ -24,12 +24,12 @@ It still takes the exponentials, and spares the products some memory."""
 SAVED_ON_CPU = (0.25, 1.0, 1.6)
 """Likewise on CPUs, of what is told by the next ones."""
 
-FUSED, FUSED_OF_THREADS = ((64, 1.5), (inf, 0.85)), ((96, 1.8), (192, 1.3), (inf, 1.05))
+FUSED, FUSED_OF_THREADS = ((64, 1.5), (inf, 0.85)), ((48, 3.0), (96, 1.8), (192, 1.3), (inf, 1.05))
 """What the fused kernel takes on a CPU of so many keys at most, as a multiple of the products and one of
 them again: of one thread, and of several. From 192 tokens on it works in larger blocks. Measured by
 `benchmarks/attention.py` for 32 to 256 keys, heads of 16 to 64, with and without a mask: 0.5 to 0.9 of one
-thread from 64 keys on; of two 1 to 1.8 at 64, 0.9 to 1.5 below 192, 0.8 to 1.1 from there on. Without a
-mask there is so little between the products that two threads are slower with it below 192 keys."""
+thread from 64 keys on; of two 2.9 at 32, 1 to 1.8 at 64, 0.9 to 1.5 below 192, 0.8 to 1.1 from there on.
+Without a mask there is so little between the products that two threads are slower with it below 192."""
 
 CALLED = "SafeSoftmax"
 """The softmax of `scaled_dot_product_attention` where it computes step by step; nothing else has it."""
@@ -40,6 +40,12 @@ OF_LIBRARIES = (
     ' attn_implementation="sdpa".'
 )
 CODE = "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...)"
+FUSED_AXES = 4
+OF_ONE_HEAD = (
+    "y = torch.nn.functional.scaled_dot_product_attention("
+    "q[:, None], k[:, None], v[:, None], is_causal=...)[:, 0]"
+)
+AXES = " Its fused kernels want tensors of four axes: batch, heads, tokens, features."
 ON_CPU = (
     "On a CPU no fused kernel has dropout of the attention's weights, nor a mask with gradients. Without"
     " that dropout it would be fused (dropout_p=0.0; of a Transformers model attention_dropout=0.0 or"
@@ -120,6 +126,7 @@ class UnfusedAttention(Rule):
         profile(program=written_out(1)),
         profile(program=written_out(30, masked=False, attention_keys=63)),
         profile(program=written_out(30, masked=False, attention_keys=191), host=TWO),
+        profile(program=written_out(30, attention_keys=40), host=TWO),
         profile(program=written_out(30, attention_biased=True)),
     )
 
@@ -144,15 +151,17 @@ class UnfusedAttention(Rule):
         between = {phase: whole[phase] - fused * products[phase] for phase in whole}
         between[Phase.BACKWARD] -= fused * products[Phase.FORWARD] / 2
         lost_ns = saved[1] * sum(between.values())
-        if lost_ns < 0.02 * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         won = {phase: max(0.0, ns) for phase, ns in between.items()}
         lost = {phase: lost_ns * ns / sum(won.values()) for phase, ns in won.items()}
         share = sum(whole.values()) / profile.step_time_ns
         called = graph.names.get(CALLED, 0) >= graph.num_attentions
         dropped = on_cpu and graph.attention_drops
-        kept = called or dropped
+        flat = graph.attention_axes is not None and graph.attention_axes < FUSED_AXES
+        kept = dropped or (called and not flat)
         stepwise = ON_CPU if on_cpu else ON_DEVICE
+        replace_it = WRITTEN_OUT + (AXES if flat else "") + ("" if lines else OF_LIBRARIES)
         return Finding(
             rule=self.name,
             summary="scaled_dot_product_attention finds no fused kernel and computes step by step"
@@ -170,8 +179,8 @@ class UnfusedAttention(Rule):
             ),
             file=lines[0].file if lines else "",
             line=lines[0].line if lines else 0,
-            fix=stepwise if kept else WRITTEN_OUT if lines else WRITTEN_OUT + OF_LIBRARIES,
-            code="" if kept else CODE,
+            fix=stepwise if kept else AXES.lstrip() if called else replace_it,
+            code="" if kept else OF_ONE_HEAD if flat else CODE,
             actions=self.actions,
         )
 
