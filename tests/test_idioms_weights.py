@@ -135,3 +135,40 @@ def test_states_that_were_kept_of_a_model_are_averaged_too():
     assert of_marked(KEPT) == (EMA,)
     of_losses = KEPT.replace("self.model.state_dict()", "self.losses.mean()")
     assert of_marked(of_losses) == (PYTHON_LOOP,)
+
+
+AVERAGES = """
+def after_step(self, model):
+    for decay, average in zip(self.decays, self.averaged):
+        live, kept = model.state_dict(), average.state_dict(){}
+        for name, value in live.items():{}
+            if value.is_floating_point():{}
+                kept[name] = decay * kept[name] + (1 - decay) * value{}
+            else:
+                kept[name] = value{}
+        average.load_state_dict(kept){}
+        best = model.state_dict(){}
+"""
+
+
+@pytest.mark.parametrize("place", range(7))
+def test_what_gets_and_puts_back_the_states_that_are_averaged_is_a_part_of_that(place: int):
+    marks = ["  # here" if number == place else "" for number in range(7)]
+    assert of_marked(AVERAGES.format(*marks), "after_step") == ((EMA,) if place < 6 else (PYTHON_LOOP,))
+
+
+def test_states_that_are_loaded_beside_no_average_are_none_of_one():
+    text = "for net in nets:\n    for v in old.values():\n        v.mul_(2)\n    net.load_state_dict(old)  # here"
+    assert of_marked(text) == (PYTHON_LOOP,)
+
+
+def test_a_training_loop_that_also_averages_is_no_average_as_a_whole():
+    text = """
+for step in range(steps):
+    kept = make(step)  # here
+    loss(net(kept)).backward()
+    optimizer.step()
+    with torch.no_grad():
+        old.weight.copy_(tau * net.weight + (1 - tau) * old.weight)
+"""
+    assert of_marked(text) == ()

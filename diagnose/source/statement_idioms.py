@@ -30,7 +30,7 @@ from diagnose.source.slices import is_chain, is_side_loop, takes_slices
 from diagnose.source.statements import Assignment, Loop, Place, callee, names, nodes_of, reads, writes
 from diagnose.source.tensor_operations import is_at_once
 from diagnose.source.tensor_values import asks_tensor
-from diagnose.source.weight_idioms import of_lists, of_weights
+from diagnose.source.weight_idioms import of_lists, of_weights, serves_average
 
 HOOKED_CALLS = {"backward", "step", "zero_grad"}
 """Calls whose time is measured apart: beside them a line's time is that of what else it does."""
@@ -116,7 +116,9 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
     for idiom in (LOG, CLIP, EMA, UPDATE, WHOLE, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
         if idiom in found:
             yield idiom
-    if not found and (in_comprehension or _side_loops(place, within)) and not at_once:
+    if not found and not within.stepping and serves_average(place):
+        yield EMA
+    elif not found and (in_comprehension or _side_loops(place, within)) and not at_once:
         yield PYTHON_LOOP
         if takes_slices(place.statement, place.loops, nodes):
             yield SLICES

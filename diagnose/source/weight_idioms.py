@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from diagnose.source.averaging import AVERAGED_WORDS, averages, blends_in
 from diagnose.source.purposes import CLIP, EMA, UPDATE, WHOLE
-from diagnose.source.statements import Place, callee, key_of, names, words, words_of
+from diagnose.source.slices import is_side_loop
+from diagnose.source.statements import (
+    Place,
+    callee,
+    calls_of,
+    given_to,
+    key_of,
+    names,
+    nodes_of,
+    words,
+    words_of,
+    writes,
+)
 from diagnose.source.tensor_operations import takes_lists
 from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, sources, turns
 from diagnose.source.weights import ASKED, GRADIENTS, HOOKS, OVER_WEIGHTS, PASS_ON, turns_of
@@ -20,6 +33,8 @@ SCALED = {*CLAMPS, *SCALES, "mul", "div"}
 CLIPPING_WORDS = {"clip", "clipped", "coef", "coefficient", "norm", "max", "scale"}
 AVERAGING_WORDS = {"world", "size", "ranks", "steps", "accumulation", "loss", "inv"}
 """Gradients are also scaled to be averaged among ranks, or over micro-batches, or as their loss was."""
+
+STATES = {"state_dict", "load_state_dict"}
 
 OF_AVERAGES = AVERAGED_WORDS - {"avg", "decay"}
 """Optimizers call averages of gradients `exp_avg`."""
@@ -64,6 +79,35 @@ def _beside_gradients(place: Place, nodes: list[ast.AST]) -> bool:
     while isinstance(root, (ast.Call, ast.Attribute)):
         root = root.func if isinstance(root, ast.Call) else root.value
     return bool(own) and (not in_pairs(place, nodes) or (root is not None and ast.unparse(root) in own))
+
+
+def serves_average(place: Place) -> bool:
+    """Whether a statement does nothing but help a loop that averages weights: it is in one, or its header,
+    or gets or puts back the states that one beside it goes over: `average.load_state_dict(kept)`."""
+    statement, around = place.statement, place.loops[0] if place.loops else place.function
+    if any(isinstance(loop, ast.For) and _averages(place, loop) for loop in (statement, around)):
+        return True
+    calls = [call for call in calls_of(statement) if callee(call)[0] in STATES]
+    if not calls or around is None:
+        return False
+    states = writes(statement) | names(
+        node for call in calls for arg in given_to(call) for node in ast.walk(arg)
+    )
+    beside = [loop for loop in ast.walk(around) if isinstance(loop, ast.For) and loop is not around]
+    return any(states & names(ast.walk(loop)) and _averages(place, loop) for loop in beside)
+
+
+def _averages(place: Place, loop: ast.For) -> bool:
+    """Whether a turn of a loop that trains nothing averages weights, in a statement of its own or under a
+    condition."""
+    pending = list(loop.body) if is_side_loop(loop) else []
+    while pending:
+        inner = pending.pop()
+        if isinstance(inner, (ast.If, ast.With)):
+            pending += [*inner.body, *(inner.orelse if isinstance(inner, ast.If) else [])]
+        elif EMA in of_weights(replace(place, statement=inner, loops=(loop,)), nodes_of(inner)):
+            return True
+    return False
 
 
 def of_lists(call: ast.Call, place: Place) -> Iterator[str]:
