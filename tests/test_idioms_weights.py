@@ -158,8 +158,8 @@ def test_what_gets_and_puts_back_the_states_that_are_averaged_is_a_part_of_that(
 
 
 def test_states_that_are_loaded_beside_no_average_are_none_of_one():
-    text = "for net in nets:\n    for v in old.values():\n        v.mul_(2)\n    net.load_state_dict(old)  # here"
-    assert of_marked(text) == (PYTHON_LOOP,)
+    loop = "for net in nets:\n    for v in old.values():\n        v.mul_(2)\n"
+    assert of_marked(loop + "    net.load_state_dict(old)  # here") == (PYTHON_LOOP,)
 
 
 def test_a_training_loop_that_also_averages_is_no_average_as_a_whole():
