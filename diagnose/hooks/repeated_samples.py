@@ -33,7 +33,7 @@ class RepeatedSamplesHook(Hook):
     The part of torch's iterator that fetches gets another `fetch` for the first batch, and from the second
     epoch on until these samples have come: a microsecond per batch. It is given no other one where somebody
     else has. The batches that hold watched samples cost a look at the random number generators, too, twice
-    some 20 us: what draws from them need not come out the same, however often it has.
+    some 50 us: what draws from them need not come out the same, however often it has.
     """
 
     requires = "torch.utils.data.dataloader"
