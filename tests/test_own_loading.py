@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import ast
 import gc
+import random
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 import diagnose
 from diagnose.analysis.own_loading import reading_lines, reading_share
 from diagnose.core.host import HostStats
 from diagnose.core.input import OwnLoading
-from diagnose.hooks.repeated_samples import TIMES
+from diagnose.hooks.repeated_samples import MAX_DATASETS, TIMES
 from diagnose.rules._engine import diagnosed
 from diagnose.rules._serial_examples import ON_ONE_CPU, loading, pieces, prepared
 from diagnose.source.sources import Sources
@@ -72,9 +75,11 @@ def test_the_reading_share_is_of_the_whole_sampled_time():
 
 
 class Rows(Dataset[Any]):
-    """Rows of numbers; `random` ones differ each time."""
+    """Rows of numbers; those drawn from a generator differ each time."""
 
-    def __init__(self, *, random: bool = False, broken: int = -1, opaque: bool = False) -> None:
+    def __init__(
+        self, *, random: torch.Generator | None = None, broken: int = -1, opaque: bool = False
+    ) -> None:
         self.random, self.broken, self.opaque = random, broken, opaque
 
     def __len__(self) -> int:
@@ -83,7 +88,8 @@ class Rows(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if index == self.broken:
             raise KeyError(index)
-        row = torch.rand(4) if self.random else torch.full((4,), float(index))
+        constant = torch.full((4,), float(index))
+        row = constant if self.random is None else torch.rand(4, generator=self.random)
         return (row, object()) if self.opaque else row
 
 
@@ -111,8 +117,77 @@ def test_samples_of_the_first_batch_are_seen_again_in_later_epochs_in_whatever_o
 
 
 def test_samples_that_are_drawn_anew_come_out_differently():
-    seen = sightings(Rows(random=True), 2)
+    seen = sightings(Rows(random=torch.Generator()), 2)
     assert len(seen) == 8 and len({sum_ for _, _, sum_ in seen}) == 8
+
+
+class SeldomAugmented(Rows):
+    """An augmentation that has not struck yet, whoever waits for it."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def __getitem__(self, index: int) -> Any:
+        return -super().__getitem__(index) if self.draw() < 0 else super().__getitem__(index)
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()).item(), random.random, lambda: np.random.rand()])
+def test_of_samples_that_draw_random_numbers_nobody_says_that_they_come_out_the_same(draw):
+    assert sightings(SeldomAugmented(draw), 3) == []
+
+
+class Growing(Rows):
+    """Hands out one tensor, which it makes larger for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = torch.zeros(1)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.held.resize_(index + 1)
+
+
+def test_a_tensor_whose_storage_grows_may_go_on_to_do_so():
+    assert len(sightings(Growing(), 2)) == 8
+
+
+def test_loaders_of_other_datasets_on_the_same_line_are_not_taken_for_one():
+    with measured(FakeClock(), *HOOKS) as recorder:
+        for part in range(2):
+            rows = Subset(Rows(), range(4 * part, 4 * part + 4))
+            loader = DataLoader(rows, batch_size=4, collate_fn=stacked)
+            for _ in range(2):
+                assert len(list(loader)) == 1
+        seen = recorder.facts["own_sightings"]
+    assert sorted(index for _, index, _ in seen) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len({(index, sum_) for _, index, sum_ in seen}) == 4, "those of the second dataset alone"
+
+
+def test_a_dataset_that_is_made_anew_in_each_epoch_is_the_same_if_its_samples_are():
+    with measured(FakeClock(), *HOOKS) as recorder:
+        for _ in range(TIMES):
+            assert len(list(DataLoader(Rows(), batch_size=4, collate_fn=stacked))) == 3
+        seen = recorder.facts["own_sightings"]
+    assert len(seen) == 4 * TIMES and len({(index, sum_) for _, index, sum_ in seen}) == 4
+
+
+def test_of_ever_new_datasets_a_few_are_watched():
+    with measured(FakeClock(), *HOOKS):
+        for shard in range(MAX_DATASETS + 2):
+            rows = Subset(Rows(), range(shard, shard + 4))
+            batches: Any = iter(DataLoader(rows, batch_size=4, collate_fn=stacked))
+            assert ("fetch" in vars(batches._dataset_fetcher)) == (shard < MAX_DATASETS)
+            next(batches)
+
+
+def test_what_its_parent_has_seen_is_no_part_of_a_forked_childs_facts():
+    rows = Rows()
+    with measured(FakeClock(), *HOOKS) as recorder:
+        for _ in range(2):
+            assert len(list(DataLoader(rows, batch_size=4, collate_fn=stacked))) == 3
+            assert len(recorder.facts["own_sightings"]) == 4
+            recorder.reset()
 
 
 def test_one_epoch_shows_each_sample_once():
@@ -126,10 +201,11 @@ def test_of_samples_that_cannot_be_summed_up_nothing_is_said():
 
 def test_batches_are_the_same_whether_their_samples_are_watched_or_not():
     torch.manual_seed(3)
-    alone = [rows.clone() for _ in range(3) for rows in DataLoader(Rows(random=True), batch_size=4)]
+    rows = Rows(random=torch.default_generator)
+    alone = [row.clone() for _ in range(3) for row in DataLoader(rows, batch_size=4)]
     torch.manual_seed(3)
     with measured(FakeClock(), *HOOKS):
-        watched = [rows.clone() for _ in range(3) for rows in DataLoader(Rows(random=True), batch_size=4)]
+        watched = [row.clone() for _ in range(3) for row in DataLoader(rows, batch_size=4)]
     assert all(map(torch.equal, alone, watched))
 
 
@@ -164,6 +240,25 @@ def test_a_dataset_that_raises_does_so_and_nothing_stays_in_its_place():
         assert not recorder.notes
 
 
+def test_what_another_library_has_put_around_a_fetch_since_stays():
+    calls = []
+    with measured(FakeClock(), *HOOKS) as recorder:
+        batches: Any = iter(DataLoader(Rows(), batch_size=4, collate_fn=stacked))
+        fetcher = batches._dataset_fetcher
+        ours = fetcher.fetch
+
+        def theirs(indices: list[int]) -> Any:
+            calls.append(indices)
+            return ours(indices)
+
+        fetcher.fetch = theirs
+        assert len(next(batches)) == 4
+        assert len(recorder.facts["own_sightings"]) == 4
+        assert fetcher.fetch is theirs
+    assert fetcher.fetch is theirs and len(next(batches)) == 4
+    assert calls == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 # -- what is read
 
 
@@ -196,6 +291,19 @@ def test_what_the_training_thread_reads_is_counted_for_some_batches(tmp_path):
     assert counters["read_batches"] == 4
     assert 4 * 32 <= counters["reads"] / counters["read_batches"] / 0.5 < 4 * 32 + 8, "a file takes two"
     assert counters["read_bytes"] / counters["read_batches"] == pytest.approx(32_000, rel=0.1)
+    assert counters["made_bytes"] == counters["made_batches"] * 4 * 4 * 4 > 0
+
+
+def test_what_stands_for_the_dataset_in_a_trial_is_not_counted():
+    with measured(FakeClock(), *HOOKS) as recorder:
+        loader = DataLoader(Rows(), batch_size=4)
+        assert len(list(loader)) == 3
+        before = dict(recorder.feed.counters)
+        assert before["collates"] == 3
+        batches: Any = iter(loader)
+        batches._dataset_fetcher.dataset = Rows()
+        assert len(list(batches)) == 3
+    assert recorder.feed.counters == before
 
 
 @on_linux
@@ -237,6 +345,33 @@ def test_the_cause_of_slow_loading_is_named_where_workers_would_not_cure_it():
         assert found(own) == ["serial-loading"], "augmentation, or one epoch"
 
 
+def test_what_is_made_of_a_file_while_it_is_open_is_not_reading_it():
+    photographs = {"reads": 96.0}
+    texts = {"reads": 288.0, "read_bytes": 2.1e6}
+    for own in (photographs, texts):
+        assert found(pieces(**own)) == ["serial-loading"]
+        assert found(pieces(**own, repeated=4)) == ["repeated-preparation"]
+    assert found(pieces(reads=None, repeated=4)) == ["serial-loading"], "nobody knows"
+
+
+def test_calls_that_only_fill_a_buffer_are_no_files():
+    (one,) = diagnosed(loading(40, own=pieces(reads=1088.0, read_bytes=8.4e6))).findings
+    (many,) = diagnosed(loading(40, own=pieces())).findings
+    assert one.rule == many.rule == "slow-storage"
+    assert one.fix.startswith("Read only what the sample needs")
+    assert many.fix.startswith("Put the samples into few large files")
+
+
+def test_samples_that_are_handed_out_as_they_are_were_prepared_before():
+    for own in (prepared(reads=64.0, read_bytes=40e6), prepared(made_bytes=80e6)):
+        assert found(own) == ["serial-loading"]
+
+
+@pytest.mark.parametrize("own", [pieces(), prepared()])
+def test_a_dataset_that_keeps_what_it_has_made_is_not_told_to(own: OwnLoading):
+    assert found(own, stats={"late_wait_ns": 1e6}) == ["serial-loading"]
+
+
 @pytest.mark.parametrize("own", [pieces(), prepared()])
 def test_workers_that_have_a_cpu_are_the_cure_of_slow_loading(own: OwnLoading):
     assert found(own, host=ON_ONE_CPU) == ["serial-loading"]
@@ -267,5 +402,7 @@ def test_what_the_training_thread_does_is_asked_for_where_it_loads_and_else_what
     abstained = {each.rule: each.missing for each in diagnosed(loading(40)).abstained}
     assert abstained["slow-storage"] == "input.own.reading_share"
     assert abstained["repeated-preparation"] == "input.own"
+    untold = diagnosed(loading(40, own=pieces(reads=None))).abstained
+    assert ("slow-storage", "input.own.reads") in {(each.rule, each.missing) for each in untold}
     cured = {each.rule for each in diagnosed(loading(40, host=ON_ONE_CPU)).abstained}
     assert not cured & {"slow-storage", "repeated-preparation"}, "nobody asks"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -15,7 +15,14 @@ import torch
 from torch.utils.data import DataLoader
 
 import diagnose
-from diagnose.hooks._worker_readings import MAX_PART_BYTES, MAX_PIECES, bytes_of, checksum, pieces_of
+from diagnose.hooks._worker_readings import (
+    MAX_PART_BYTES,
+    MAX_PARTS,
+    MAX_PIECES,
+    bytes_of,
+    checksum,
+    pieces_of,
+)
 from tests.with_workers import Notes, Rows, train, workers_of
 
 pytestmark = [
@@ -120,6 +127,39 @@ def test_a_checksum_is_of_the_first_bytes_and_of_what_the_host_can_read():
     assert checksum(torch.ones(2, 3).T) == checksum(torch.ones(3, 2))
     assert checksum(torch.zeros(2, dtype=torch.bfloat16)) is None
     assert checksum(torch.zeros(2, device="meta")) is None
+
+
+def test_a_sample_is_left_as_it_is():
+    rows = torch.zeros(4)
+    assert checksum((rows, rows[:2])) is not None
+    assert len(rows.resize_(100)) == 100
+
+
+def test_a_picture_that_is_opened_only_is_not_decoded():
+    class Undecoded(Picture):
+        tile = ("raw",)
+
+        def tobytes(self) -> bytes:
+            raise AssertionError("it is decoded")
+
+    assert checksum(Undecoded(b"")) is None
+
+
+class Endless(Sequence[int]):
+    """A sample of more parts than anybody has the time to look at."""
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: Any) -> Any:
+        assert index <= MAX_PARTS
+        return index
+
+
+@pytest.mark.parametrize("long", [Endless(), [[0] * 200] * 200, dict.fromkeys(range(MAX_PARTS))])
+def test_a_sample_of_very_many_parts_is_not_summed_up(long: Any):
+    assert checksum(long) is None
+    assert checksum([0] * (MAX_PARTS // 2)) is not None
 
 
 @pytest.mark.parametrize(("num_texts", "pieces"), [(0, 1 + 1 + 1), (10, 1 + 1 + 1 + 10 * (1 + 2))])

@@ -21,7 +21,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from diagnose.actions._loader_parts import Watch, weakly
 from diagnose.actions._loader_probe import quiet_fork
-from diagnose.actions._loader_purity import moved, open_sockets, random_states, silence
+from diagnose.actions._loader_purity import open_sockets, silence
+from diagnose.hooks._drawing import moved, random_states
 from diagnose.hooks._signals import from_signal_handler
 
 POLL_S = 0.5

@@ -26,16 +26,15 @@ from diagnose.actions._loader_parts import signature
 from diagnose.actions._loader_purity import (
     file_positions,
     leaves,
-    moved,
     open_sockets,
     overlap,
-    random_states,
     same,
     silence,
 )
 from diagnose.actions._loader_sampler import followed, look_ahead, not_torchs
 from diagnose.actions.base import CannotApply
 from diagnose.core.units import NS_PER_S
+from diagnose.hooks._drawing import moved, random_states
 
 PATIENCE_S = 10.0
 """A child that has not made a few batches in this time hangs, or is too slow to be waited for."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import io
 import os
-import random
 import socket
 import stat
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequen
 from contextlib import suppress
 from inspect import isfunction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -26,26 +25,6 @@ TORCHS = "torch-shm-dir"
 """Part of the name of the socket to the process that counts who uses torch's shared memory."""
 
 STDERR = 2
-
-K = TypeVar("K")
-
-
-def random_states() -> dict[str, int]:
-    """Returns a fingerprint of each of the process's global random number generators."""
-    states = {
-        "torch": hash(torch.get_rng_state().numpy().tobytes()),
-        "random": hash(random.getstate()),
-    }
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        _, keys, *rest = numpy_random.get_state()
-        states["numpy.random"] = hash((keys.tobytes(), *rest))
-    return states
-
-
-def moved(before: Mapping[K, Any], after: Mapping[K, Any]) -> tuple[K, ...]:
-    """Returns the names whose values differ."""
-    return tuple(name for name in after if before.get(name, after[name]) != after[name])
 
 
 def unsharable(dataset: Any) -> str:

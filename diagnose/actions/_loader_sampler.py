@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import RandomSampler
 
 from diagnose.actions._loader_parts import Signature, signature, without_streams
-from diagnose.actions._loader_purity import iterators, moved, random_states
+from diagnose.actions._loader_purity import iterators
+from diagnose.hooks._drawing import moved, random_states
 
 PASS_S = 0.5
 """So long indices are drawn of a sampler that is not torch's, to follow it to the end of an epoch. What the

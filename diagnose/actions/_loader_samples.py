@@ -12,7 +12,8 @@ import torch
 from diagnose.actions._careful import in_short
 from diagnose.actions._loader_contents import MANY_BYTES
 from diagnose.actions._loader_parts import Watch, weakly
-from diagnose.actions._loader_purity import moved, random_states, same
+from diagnose.actions._loader_purity import same
+from diagnose.hooks._drawing import moved, random_states
 from diagnose.hooks._signals import from_signal_handler
 
 PLAIN = (str, bytes, int, float, bool, complex, type(None))

@@ -49,6 +49,7 @@ def with_own_loading(stats: InputStats, log: RankLog, warmup: int, sources: Sour
         return stats
     counters, facts = log.meta.get("counters", {}), log.meta.get("facts", {})
     looked, collates = counters.get("read_batches", 0), counters.get("collates", 0)
+    sized = counters.get("made_batches", 0)
     of_main = [[index, sum_] for number, index, sum_ in facts.get("own_sightings", ()) if number == main[0]]
     repeated, varied = sightings([{"sightings": of_main}])
     stacks = (
@@ -58,6 +59,7 @@ def with_own_loading(stats: InputStats, log: RankLog, warmup: int, sources: Sour
         samples=counters.get("collated_samples", 0) / collates or None if collates else None,
         reads=counters["reads"] / looked if looked else None,
         read_bytes=counters["read_bytes"] / looked if looked else None,
+        made_bytes=counters["made_bytes"] / sized if sized else None,
         reading_share=reading_share(stacks, sources),
         repeated=repeated,
         varied=varied,

@@ -116,15 +116,18 @@ class OwnLoading:
         samples: Samples in the batch; `None` where nobody says.
         reads: System calls with which it reads; `None` where the kernel does not tell.
         read_bytes: Bytes that these read, page cache included, without what is mapped into memory.
+        made_bytes: Bytes of the batch; `None` when unknown.
         reading_share: Part of the sampled time of loading, 0 to 1, in lines that read files, or work on one
             while it is open; `None` where samples are too few.
-        repeated: Watched samples that came out the same each time they were asked for again.
-        varied: Watched samples that came out differently.
+        repeated: Watched samples that came out the same each time they were asked for again; none where
+            making them draws from the process's random number generators.
+        varied: Those that came out differently.
     """
 
     samples: float | None = None
     reads: float | None = None
     read_bytes: float | None = None
+    made_bytes: float | None = None
     reading_share: float | None = None
     repeated: int = 0
     varied: int = 0

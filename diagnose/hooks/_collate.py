@@ -7,6 +7,7 @@ from typing import Any
 
 from diagnose.hooks._reads import read_so_far
 from diagnose.hooks._recorder import Recorder
+from diagnose.hooks._worker_readings import bytes_of
 from diagnose.hooks.base import hidden, unseen
 
 READ_EVERY = 4
@@ -19,7 +20,7 @@ class CollateClock:
 
     Args:
         recorder: Its feed's `counters` get what collating took, what of it on a CPU, and the whole wait for
-            those batches; the samples in them; and what was read for some.
+            those batches; the samples in them; what was read for some, and the bytes of these.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -33,8 +34,8 @@ class CollateClock:
     def begin(self, batches: Any) -> None:
         """An iterator of a loader is about to fetch a batch."""
         fetcher = getattr(batches, "_dataset_fetcher", None)  # none when workers fetch
-        if fetcher is None:
-            return
+        if fetcher is None or getattr(fetcher, "dataset", None) is not getattr(batches, "_dataset", None):
+            return  # what the tuner keeps stands for the script's dataset
         if self._fetcher is not None:
             self.end()  # the batch before was never finished
         self._read = None if (self._counters["collates"] + 1) % READ_EVERY else read_so_far()
@@ -42,23 +43,26 @@ class CollateClock:
         fetcher.collate_fn = self._timed
         self._asked_ns = self._clock()
 
-    def end(self) -> None:
+    def end(self, batch: Any = None) -> None:
         """The batch is there, or will not come."""
         if self._fetcher is None:
             return
         if self._collate_fn is not None:
             self._restore()  # it was not called
-        else:
-            self._counters["collated_wait_ns"] += self._clock() - self._asked_ns
-            self._count_reads()
+            self._fetcher = None
+            return
+        self._counters["collated_wait_ns"] += self._clock() - self._asked_ns
         self._fetcher = None
-
-    def _count_reads(self) -> None:
         read_now = read_so_far() if self._read is not None else None
-        if self._read is not None and read_now is not None:
-            self._counters["read_batches"] += 1
-            self._counters["read_bytes"] += read_now[0] - self._read[0]
-            self._counters["reads"] += read_now[1] - self._read[1] - 1  # the first look's own
+        if self._read is None or read_now is None:
+            return
+        self._counters["read_batches"] += 1
+        self._counters["read_bytes"] += read_now[0] - self._read[0]
+        self._counters["reads"] += read_now[1] - self._read[1] - 1  # the first look's own
+        made = None if batch is None else bytes_of(batch)
+        if made is not None:
+            self._counters["made_batches"] += 1
+            self._counters["made_bytes"] += made
 
     def _restore(self) -> Any:
         collate_fn, self._collate_fn = self._collate_fn, None

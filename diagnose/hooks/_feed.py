@@ -15,6 +15,8 @@ COUNTERS = (
     "read_batches",
     "reads",
     "read_bytes",
+    "made_batches",
+    "made_bytes",
     "asked",
     "ready",
     "draws",
@@ -25,9 +27,10 @@ COUNTERS = (
 )
 """Training batches that another thread asks for ahead of the loop; batches whose collating was timed, the
 time it took, what of it on a CPU, the whole wait for them, and samples in them; batches for which it was
-counted what the training thread reads, its system calls for that, and bytes; batches asked of workers, and
-finished ones that were waiting then; batches drawn for workers by the sampler, the time that took, and that
-at the beginnings of epochs; time in the garbage collector, and what of it interrupted waits for batches."""
+counted what the training thread reads, its system calls for that, and bytes; those of them whose size is
+known, and their bytes; batches asked of workers, and finished ones that were waiting then; batches drawn
+for workers by the sampler, the time that took, and that at the beginnings of epochs; time in the garbage
+collector, and what of it interrupted waits for batches."""
 
 
 class Feed:

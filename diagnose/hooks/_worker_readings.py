@@ -32,6 +32,9 @@ MAX_PART_BYTES = 1 << 20
 
 MAX_DEPTH = 4
 
+MAX_PARTS = 10_000
+"""A watched sample of more is not compared: so many take some milliseconds."""
+
 POINTER = calcsize("P")
 """Bytes that an attribute takes of an object with slots, and its `__dict__` of another."""
 
@@ -152,25 +155,35 @@ class Sightings:
         self._wanted = []
 
 
-def checksum(sample: Any, depth: int = MAX_DEPTH) -> int | None:
+def checksum(sample: Any) -> int | None:
     """Returns a checksum of the tensors, arrays, images, texts and numbers in a sample, or in attributes of
-    objects in it; `None` if it holds anything else, or what is not in the memory of the host."""
+    objects in it; `None` if it holds anything else, more than `MAX_PARTS`, or what is not in the memory of
+    the host. The sample is left as it is."""
+    return _checksum(sample, MAX_DEPTH, iter(range(MAX_PARTS)))
+
+
+def _checksum(sample: Any, depth: int, left: Iterator[int]) -> int | None:
+    if next(left, None) is None:
+        return None
+    if isinstance(sample, (str, bytes)):
+        sample = sample[:MAX_PART_BYTES]
     if isinstance(sample, (str, int, float, bool, type(None))):
         return zlib.crc32(repr(sample).encode())
     if isinstance(sample, bytes):
-        return zlib.crc32(sample[:MAX_PART_BYTES])
+        return zlib.crc32(sample)
     if isinstance(sample, (type, FunctionType, BuiltinFunctionType)):
         return zlib.crc32(sample.__qualname__.encode())
     if isinstance(sample, os.PathLike):
         return zlib.crc32(repr(os.fspath(sample)).encode())
     if isinstance(sample, Mapping):
-        sample = list(sample.values())
+        sample = list(islice(sample.values(), MAX_PARTS))
     elif hasattr(sample, "detach") and hasattr(sample, "numpy"):
-        try:
-            sample = sample.detach().numpy()
-        except (RuntimeError, TypeError):  # on a device, for which it would have to wait; sparse; bfloat16
+        sample = _array_of(sample)
+        if sample is None:
             return None
     if hasattr(sample, "tobytes") and (hasattr(sample, "dtype") or hasattr(sample, "mode")):
+        if hasattr(sample, "mode") and getattr(sample, "tile", None):
+            return None  # a picture that is still to be decoded: the script may want it smaller
         if hasattr(sample, "itemsize") and hasattr(sample, "reshape"):
             sample = sample.reshape(-1)[: MAX_PART_BYTES // max(1, sample.itemsize)]
         return zlib.crc32(sample.tobytes()[:MAX_PART_BYTES])
@@ -180,8 +193,24 @@ def checksum(sample: Any, depth: int = MAX_DEPTH) -> int | None:
             return None
     if not depth:
         return None
-    sums = [checksum(part, depth - 1) for part in sample]
-    return None if None in sums else zlib.crc32(repr(sums).encode())
+    sums = []
+    for part in sample:
+        sums.append(_checksum(part, depth - 1, left))
+        if sums[-1] is None:
+            return None
+    return zlib.crc32(repr(sums).encode())
+
+
+def _array_of(tensor: Any) -> Any:
+    """Returns the first elements of a tensor in memory of their own: a storage that NumPy has seen can
+    never be resized again. `None` on a device, for which it would have to wait; of sparse or bfloat16."""
+    try:
+        if tensor.device.type != "cpu":
+            return None
+        count = MAX_PART_BYTES // max(1, tensor.element_size())
+        return tensor.detach().reshape(-1)[:count].clone().numpy()
+    except (AttributeError, RuntimeError, TypeError):
+        return None
 
 
 def _attributes(part: Any) -> list[Any]:

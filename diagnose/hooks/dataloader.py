@@ -106,7 +106,7 @@ class DataLoaderHook(Hook):
 
         def after(args: tuple[Any, ...], batch: Any) -> None:
             nonlocal asked_ns, loaded, plain
-            collating.end()
+            collating.end(batch)
             index = feed.iterators.get(args[0]) if asked_ns and "waits" in recorder.facts else None
             if getattr(args[0], "_num_yielded", 0) == 1:  # an epoch begins, and maybe its workers
                 index = None

@@ -15,6 +15,7 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.core.workers import NOT_TRAINING
 from diagnose.hooks._drawing import draws_with_first_batch, random_state
 from diagnose.hooks._frames import INTERNAL, LIBRARY, owner, place_of, resolve, user_frame
+from diagnose.hooks._identity import identity, is_same
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks._worker_reports import inbox
 from diagnose.hooks.base import THEN, Hook, around, replaced, spanned
@@ -195,7 +196,7 @@ class LoaderFacts:
         elif len(loaders) < MAX_LOADERS:
             index = len(loaders)
             loaders.append(described(loader, *site))
-            self._datasets[site] = _identity(getattr(loader, "dataset", None))
+            self._datasets[site] = identity(getattr(loader, "dataset", None))
         else:
             index = 0
         self._seen[loader] = index
@@ -208,22 +209,13 @@ class LoaderFacts:
 
     def _is_alike(self, loader: Any, fact: Mapping[str, Any]) -> bool:
         """Whether a loader has the dataset and the number of workers of the first one of its line."""
-        dataset, first = getattr(loader, "dataset", None), self._datasets.get(_site(fact))
-        is_same = first() is dataset if isinstance(first, ref) else first == id(dataset)
-        return is_same and getattr(loader, "num_workers", 0) == fact["num_workers"]
+        known = self._datasets.get(_site(fact))
+        alike = is_same(known, getattr(loader, "dataset", None))
+        return alike and getattr(loader, "num_workers", 0) == fact["num_workers"]
 
 
 def _site(fact: Mapping[str, Any]) -> tuple[str, int]:
     return fact["file"], fact["line"]
-
-
-def _identity(dataset: Any) -> ref[Any] | int:
-    """Returns what tells a dataset from others, and does not keep it alive. A list allows no weak
-    references: another one may have its identity when it is gone."""
-    try:
-        return ref(dataset)
-    except TypeError:
-        return id(dataset)
 
 
 def described(loader: Any, file: str, line: int) -> dict[str, Any]:

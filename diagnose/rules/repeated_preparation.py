@@ -6,12 +6,12 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
+from diagnose.rules._own_loading import MAX_BYTE_NS, LoadingRule, has_come_to_keep, may_only_read
 from diagnose.rules._serial import CAUSE_ACTIONS, Serial, has_other_cause, serial_of, where_loading
 from diagnose.rules._serial_examples import ON_ONE_CPU, loading, pieces, prepared
 from diagnose.rules._supply import MORE_WORKERS, main_loader, supply_of, won_beside
 from diagnose.rules._worker_examples import A_CPU_IDLE, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
-from diagnose.rules.base import Rule
 
 MIN_REPEATED = 2
 """Watched samples that must have come out the same; one may be a constant."""
@@ -20,20 +20,21 @@ MIN_SAMPLE_NS = 50_000
 """Of the training thread's time for each sample; to take one that is prepared out of memory takes from 2 to
 40 us, by the number of its parts."""
 
-KEPT = 0.5
-"""Where loading has come to take less than this part of its mean, the dataset keeps what it prepares."""
-
-READING = 0.5
-"""From this part of the loading on it is reading, and the fault that of `slow-storage`."""
+COPY_BYTE_NS = 1.0
+"""Of it for each byte of the batch: to copy what is there as it is handed out takes 0.1 to 0.6."""
 
 
-class RepeatedPreparation(Rule):
+class RepeatedPreparation(LoadingRule):
     """
     ## What it means
     The workers compute all the time, and what they compute they have computed before: the samples watched
     came out the same, bit for bit, in every epoch. There is no CPU for more workers, or these would win a
     part of the wait only. Or there are no workers, and the training thread does so, where workers would not
-    win most of what that takes: there is no CPU for them.
+    win most of what that takes: there is no CPU for them. Samples that are only read, or copied out of what
+    is in memory, are prepared already.
+
+    The readings that it needs, below, are of workers. Without any it needs `input.own` and
+    `input.fetch_ns`.
 
     ## What to do
     Do the work once: write the prepared samples to disk (one tensor per shard), or keep them in memory.
@@ -46,12 +47,15 @@ class RepeatedPreparation(Rule):
     """
 
     needs = ("input.workers", "input.steady_wait_ns", "host.cpus")
+    own_needs = ("input.own", "input.fetch_ns")
     explains = ("serial-loading", "slow-transform", "too-few-workers")
     actions = CAUSE_ACTIONS
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 4}),
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"repeated": 4}}),
         loading(40, own=prepared()),
+        loading(40, own=pieces(reads=96.0, repeated=4)),
+        loading(40, own=prepared(read_bytes=4e6, made_bytes=19e6)),
     )
     silent_on = (
         WELL_FED,
@@ -59,6 +63,8 @@ class RepeatedPreparation(Rule):
         loading(40, own=prepared(varied=1)),
         loading(40, own=pieces(repeated=4)),
         loading(40, own=prepared(samples=1024.0)),
+        loading(40, own=prepared(reads=64.0, read_bytes=40e6)),
+        loading(40, own=prepared(made_bytes=80e6)),
         loading(40, own=prepared(), stats={"late_wait_ns": 1e6}),
         loading(40, own=prepared(), host=ON_ONE_CPU),
         loading(3, own=prepared()),
@@ -70,13 +76,7 @@ class RepeatedPreparation(Rule):
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
         loader = main_loader(profile)
-        if loader is None or loader.epochs < 2:
-            return False
-        return loader.num_workers > 0 or has_other_cause(profile)
-
-    def needed(self, profile: Profile) -> tuple[str, ...]:
-        """See `Rule.needed`."""
-        return self.needs if serial_of(profile) is None else ("input.own",)
+        return loader is not None and loader.epochs > 1 and super().applies(profile)
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -122,10 +122,10 @@ class RepeatedPreparation(Rule):
         if own is None or fetch_ns is None or own.repeated < MIN_REPEATED or own.varied:
             return None
         samples = own.samples or serial.loader.batch_size
-        if not samples or fetch_ns < MIN_SAMPLE_NS * samples or (own.reading_share or 0.0) >= READING:
+        handed_ns = max(MAX_BYTE_NS * (own.read_bytes or 0.0), COPY_BYTE_NS * (own.made_bytes or 0.0))
+        if not samples or fetch_ns < max(MIN_SAMPLE_NS * samples, handed_ns):
             return None
-        late_ns = profile.input.late_wait_ns
-        if late_ns is not None and late_ns < KEPT * serial.wait_ns:
+        if may_only_read(own, serial, profile) or has_come_to_keep(profile, serial):
             return None
         lost_ns = min(fetch_ns * (profile.input.batches_per_step or 1.0), serial.wait_ns)
         if lost_ns <= serial.won_ns:

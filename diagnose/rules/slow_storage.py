@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diagnose.core.finding import Finding
-from diagnose.core.input import OwnLoading, Reading
+from diagnose.core.input import Reading
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
+from diagnose.rules._own_loading import (
+    MAX_BYTE_NS,
+    MOSTLY,
+    LoadingRule,
+    has_come_to_keep,
+    may_only_read,
+    opening_reads,
+)
 from diagnose.rules._phases import shared
 from diagnose.rules._serial import CAUSE_ACTIONS, Serial, has_other_cause, serial_of, where_loading
 from diagnose.rules._serial_examples import ON_ONE_CPU, loading, pieces
@@ -24,10 +32,6 @@ from diagnose.rules._supply import (
 )
 from diagnose.rules._worker_examples import A_CPU_IDLE, CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
-from diagnose.rules._worker_rule import WorkerRule
-
-MOSTLY = 0.5
-"""Part of the time of whoever loads that passes where they read."""
 
 MANY_FILES = 4.0
 """Files for one sample. One or two, a picture and its label, are what a data set usually is."""
@@ -40,16 +44,8 @@ AMPLIFIED = 8.0
 """Bytes read for one byte of a batch. Of samples that are cut out of larger ones it is less, and compressed
 files are smaller than what comes of them."""
 
-MAX_BYTE_NS = 5.0
-"""CPU time for each byte read. Copying from the page cache takes below 1, splitting text into lines some 3;
-parsing numbers and decoding take 10 and more."""
-
 MANY_READS = 8.0
-"""System calls of the training thread for one sample: a file takes two at least, the second of which finds
-its end."""
-
-MAX_READ_NS = 150_000
-"""Time of one of them, opening and closing included: half of a file's."""
+"""Calls of the training thread for one sample, without those that only fill a buffer: of four files."""
 
 SMALL_FILES = Reading(opens=2080.0, samples=32.0, read_bytes=30e6, made_bytes=25e6, share=0.8)
 """65 files of a sample, each of which takes some 70 us."""
@@ -61,7 +57,7 @@ PICTURES = Reading(opens=32.0, samples=32.0, read_bytes=3e6, made_bytes=19e6, sh
 """A photograph per sample that is decoded in the line that opens it."""
 
 
-class SlowStorage(WorkerRule):
+class SlowStorage(LoadingRule):
     """
     ## What it means
     The loop waits for batches while its workers, as many as there are CPUs, neither compute nor want
@@ -72,6 +68,9 @@ class SlowStorage(WorkerRule):
     may go into opening many small files for each sample, or into reading far more than a sample keeps.
     Without workers the training thread does that itself; the fault is named so where most of its loading
     passes where files are read, and takes no longer than reading them does.
+
+    The readings that it needs, below, are of workers. Without any it needs `input.own.reading_share` and
+    `input.own.reads`.
 
     ## What to do
     Read less and in larger pieces: shards instead of single files, a local copy, a cache, compressed
@@ -86,6 +85,7 @@ class SlowStorage(WorkerRule):
     """
 
     needs = ("input.workers", "input.steady_wait_ns", "input.workers.delay_share")
+    own_needs = ("input.own.reading_share", "input.own.reads")
     explains = ("repeated-preparation", "serial-loading", "slow-transform", "too-few-workers")
     actions = CAUSE_ACTIONS
     fires_on = (
@@ -114,6 +114,8 @@ class SlowStorage(WorkerRule):
         loading(40),
         loading(40, own=pieces(reading_share=0.3)),
         loading(40, own=pieces(reads=96.0)),
+        loading(40, own=pieces(reads=288.0, read_bytes=2.1e6)),
+        loading(40, own=pieces(), stats={"late_wait_ns": 1e6}),
         loading(40, own=pieces(), host=ON_ONE_CPU),
         loading(3, own=pieces()),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": PICTURES}),
@@ -124,14 +126,6 @@ class SlowStorage(WorkerRule):
         fed_by(data_wait_ms=20, fetch_ms=195, workers={"cpu_share": 0.05}),
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, loader={"iterable": True}),
     )
-
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return super().applies(profile) or has_other_cause(profile)
-
-    def needed(self, profile: Profile) -> tuple[str, ...]:
-        """See `Rule.needed`."""
-        return self.needs if super().applies(profile) else ("input.own.reading_share",)
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -182,7 +176,9 @@ class SlowStorage(WorkerRule):
     def _own_reading(self, profile: Profile, serial: Serial) -> Finding | None:
         """Of a training thread that reads for most of its loading."""
         own = profile.input.own
-        if own is None or not own.reads or not _reads_alone(own, serial, profile):
+        if own is None or not own.reads or not may_only_read(own, serial, profile):
+            return None
+        if has_come_to_keep(profile, serial):
             return None
         assert own.reading_share is not None
         lost_ns = own.reading_share * serial.wait_ns
@@ -190,7 +186,7 @@ class SlowStorage(WorkerRule):
             return None  # workers win more
         where, offered = where_loading(profile, serial.loader), serial.won_by(profile)
         per_sample = own.reads / own.samples if own.samples else 0.0
-        many = per_sample >= MANY_READS
+        many = own.samples is not None and opening_reads(own) >= MANY_READS * own.samples
         read = f"{format_bytes(own.read_bytes)} in " if own.read_bytes else ""
         return Finding(
             rule=self.name,
@@ -286,15 +282,6 @@ class SlowStorage(WorkerRule):
             actions=tuple(offered),
             won_ns=offered,
         )
-
-
-def _reads_alone(own: OwnLoading, serial: Serial, profile: Profile) -> bool:
-    """Whether most of the training thread's loading passes where files are read, and takes no longer than
-    reading them does: else it is what is made of them that takes it."""
-    if (own.reading_share or 0.0) < MOSTLY or not own.reads:
-        return False
-    reading_ns = (own.reading_share or 0.0) * serial.wait_ns / (profile.input.batches_per_step or 1.0)
-    return reading_ns <= max(MAX_READ_NS * own.reads, MAX_BYTE_NS * (own.read_bytes or 0.0))
 
 
 def _reads(supply: Supply) -> bool:
