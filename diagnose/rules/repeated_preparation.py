@@ -7,18 +7,27 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
 from diagnose.rules._own_loading import MAX_BYTE_NS, LoadingRule, has_come_to_keep, may_only_read
+from diagnose.rules._phases import shared
 from diagnose.rules._serial import CAUSE_ACTIONS, Serial, has_other_cause, serial_of, where_loading
 from diagnose.rules._serial_examples import ON_ONE_CPU, loading, pieces, prepared
-from diagnose.rules._supply import MORE_WORKERS, main_loader, supply_of, won_beside
-from diagnose.rules._worker_examples import A_CPU_IDLE, WELL_FED, fed_by
+from diagnose.rules._supply import (
+    CROWDED_BOUNDS,
+    MORE_WORKERS,
+    Supply,
+    crowded_ns,
+    main_loader,
+    supply_of,
+    won_beside,
+)
+from diagnose.rules._worker_examples import A_CPU_IDLE, WELL_FED, crowded_by, fed_by
 from diagnose.rules._worker_line import where_slow
 
 MIN_REPEATED = 2
 """Watched samples that must have come out the same; one may be a constant."""
 
 MIN_SAMPLE_NS = 50_000
-"""Of the training thread's time for each sample; to take one that is prepared out of memory takes from 2 to
-40 us, by the number of its parts."""
+"""Of the time of the training thread, or of a worker that keeps up, for each sample; to take one that is
+prepared out of memory takes from 2 to 40 us, by the number of its parts."""
 
 COPY_BYTE_NS = 1.0
 """Of it for each byte of the batch: to copy what is there as it is handed out takes 0.1 to 0.6."""
@@ -29,9 +38,9 @@ class RepeatedPreparation(LoadingRule):
     ## What it means
     The workers compute all the time, and what they compute they have computed before: the samples watched
     came out the same, bit for bit, in every epoch. There is no CPU for more workers, or these would win a
-    part of the wait only. Or there are no workers, and the training thread does so, where workers would not
-    win most of what that takes: there is no CPU for them. Samples that are only read, or copied out of what
-    is in memory, are prepared already.
+    part of the wait only; or they keep up, and the model waits for a CPU. Or there are no workers, and the
+    training thread does so, where workers would not win most of what that takes: there is no CPU for them.
+    Samples that are only read, or copied out of what is in memory, are prepared already.
 
     The readings that it needs, below, are of workers. Without any it needs `input.own` and
     `input.fetch_ns`.
@@ -53,6 +62,7 @@ class RepeatedPreparation(LoadingRule):
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 4}),
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"repeated": 4}}),
+        fed_by(data_wait_ms=10, fetch_ms=110, **crowded_by(repeated=4)),
         loading(40, own=prepared()),
         loading(40, own=pieces(reads=96.0, repeated=4)),
         loading(40, own=prepared(read_bytes=4e6, made_bytes=19e6)),
@@ -70,6 +80,9 @@ class RepeatedPreparation(LoadingRule):
         loading(3, own=prepared()),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 3, "varied": 1}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
+        fed_by(data_wait_ms=10, fetch_ms=110, **crowded_by(repeated=3, varied=1)),
+        fed_by(data_wait_ms=10, fetch_ms=50, **crowded_by(repeated=4)),
+        fed_by(data_wait_ms=10, fetch_ms=110, loader={"batch_size": 4096}, **crowded_by(repeated=4)),
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, workers={"repeated": 4}),
     )
 
@@ -84,10 +97,16 @@ class RepeatedPreparation(LoadingRule):
         if serial is not None:
             return self._alone(profile, serial) if has_other_cause(profile) else None
         supply = supply_of(profile)
-        if supply is None or not supply.behind or not supply.needs_cpu or supply.cured_by_workers:
+        if supply is None or not supply.needs_cpu:
             return None
         workers = supply.workers
         if workers.repeated < MIN_REPEATED or workers.varied:
+            return None
+        crowded = crowded_ns(profile, supply)
+        if crowded:
+            dear = workers.fetch_ns >= MIN_SAMPLE_NS * (supply.loader.batch_size or 1)
+            return self._crowding(profile, supply, crowded) if dear and supply.takes_the_cpus else None
+        if not supply.behind or supply.cured_by_workers:
             return None
         lost_ns = supply.won_ns(busy_ns=supply.busy_ns - workers.fetch_ns * supply.batches)
         if not lost_ns:
@@ -105,7 +124,7 @@ class RepeatedPreparation(LoadingRule):
             high_ns=supply.wait_ns,
             assumption="prepared samples are read as good as for nothing",
             evidence=(
-                f"{workers.repeated} watched samples came out the same in every epoch, none differently.",
+                _came_again(workers.repeated),
                 *supply.evidence(),
                 *where.evidence,
             ),
@@ -114,6 +133,23 @@ class RepeatedPreparation(LoadingRule):
             line=where.line,
             actions=tuple(offered),
             won_ns=offered,
+        )
+
+    def _crowding(self, profile: Profile, supply: Supply, lost_ns: float) -> Finding:
+        """Of workers that keep up, and take the CPUs for that."""
+        where = where_slow(profile, supply.loader)
+        return Finding(
+            rule=self.name,
+            summary="Each epoch prepares the same samples anew, and that takes the CPUs there are: training"
+            f" waits for one {format_share(lost_ns / supply.training_ns)} of the time.",
+            lost_ns=shared(profile, lost_ns),
+            low_ns=CROWDED_BOUNDS[0] * lost_ns,
+            high_ns=CROWDED_BOUNDS[1] * lost_ns + supply.wait_ns,
+            assumption="prepared samples are read as good as for nothing",
+            evidence=(_came_again(supply.workers.repeated), *supply.evidence(), *where.evidence),
+            fix="Prepare the samples once and keep the results, on disk or in memory.",
+            file=where.file,
+            line=where.line,
         )
 
     def _alone(self, profile: Profile, serial: Serial) -> Finding | None:
@@ -142,7 +178,7 @@ class RepeatedPreparation(LoadingRule):
             high_ns=serial.wait_ns,
             assumption="prepared samples are read as good as for nothing",
             evidence=(
-                f"{own.repeated} watched samples came out the same in every epoch, none differently.",
+                _came_again(own.repeated),
                 *serial.evidence(profile),
                 *serial.whether_it_computes(profile),
                 *where.evidence,
@@ -153,3 +189,7 @@ class RepeatedPreparation(LoadingRule):
             actions=self.actions if offered else (),
             won_ns=offered,
         )
+
+
+def _came_again(repeated: int) -> str:
+    return f"{repeated} watched samples came out the same in every epoch, none differently."
