@@ -32,6 +32,9 @@ prepared out of memory takes from 2 to 40 us, by the number of its parts."""
 COPY_BYTE_NS = 1.0
 """Of it for each byte of the batch: to copy what is there as it is handed out takes 0.1 to 0.6."""
 
+READ_FOR_NOTHING = "prepared samples are read as good as for nothing"
+PREPARE_ONCE = "Prepare the samples once and keep the results, on disk or in memory."
+
 
 class RepeatedPreparation(LoadingRule):
     """
@@ -122,13 +125,13 @@ class RepeatedPreparation(LoadingRule):
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=supply.wait_ns,
-            assumption="prepared samples are read as good as for nothing",
+            assumption=READ_FOR_NOTHING,
             evidence=(
                 _came_again(workers.repeated),
                 *supply.evidence(),
                 *where.evidence,
             ),
-            fix=f"Prepare the samples once and keep the results, on disk or in memory.{supply.or_workers}",
+            fix=f"{PREPARE_ONCE}{supply.or_workers}",
             file=where.file,
             line=where.line,
             actions=tuple(offered),
@@ -145,9 +148,9 @@ class RepeatedPreparation(LoadingRule):
             lost_ns=shared(profile, lost_ns),
             low_ns=CROWDED_BOUNDS[0] * lost_ns,
             high_ns=CROWDED_BOUNDS[1] * lost_ns + supply.wait_ns,
-            assumption="prepared samples are read as good as for nothing",
+            assumption=READ_FOR_NOTHING,
             evidence=(_came_again(supply.workers.repeated), *supply.evidence(), *where.evidence),
-            fix="Prepare the samples once and keep the results, on disk or in memory.",
+            fix=PREPARE_ONCE,
             file=where.file,
             line=where.line,
         )
@@ -176,14 +179,14 @@ class RepeatedPreparation(LoadingRule):
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=serial.wait_ns,
-            assumption="prepared samples are read as good as for nothing",
+            assumption=READ_FOR_NOTHING,
             evidence=(
                 _came_again(own.repeated),
                 *serial.evidence(profile),
                 *serial.whether_it_computes(profile),
                 *where.evidence,
             ),
-            fix=f"Prepare the samples once and keep the results, on disk or in memory.{serial.or_workers}",
+            fix=f"{PREPARE_ONCE}{serial.or_workers}",
             file=where.file,
             line=where.line,
             actions=self.actions if offered else (),
