@@ -258,6 +258,7 @@ def test_while_the_script_captures_a_graph_nothing_is_done(tuning, waited, monke
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     asked: list[int] = []
     stands_in = SimpleNamespace(
+        rests_until=0,
         rests=asked.append,
         boundary=lambda step, aside, *more: told.append(aside),
         finish=lambda: None,

@@ -34,14 +34,16 @@ class Losses:
 
     Args:
         guarded: See `Guarded`.
+        is_wanted: Whether somebody is going to ask after this step. Of others nothing is noted.
 
     Attributes:
         scalers: Scalers that have scaled a loss.
     """
 
-    def __init__(self, guarded: Guarded) -> None:
+    def __init__(self, guarded: Guarded, is_wanted: Callable[[], bool] = lambda: True) -> None:
         self.scalers: WeakSet[Any] = WeakSet()
         self._guarded = guarded
+        self._is_wanted = is_wanted
         self._thread = get_ident()
         self._inside = False
         self._step: list[_Noted] = []
@@ -72,7 +74,7 @@ class Losses:
         def backward(*args: Any, **kwargs: Any) -> Any:
             # Else it is a part of a backward pass, as of a checkpoint.
             outermost = not (self._inside or is_dynamo_compiling() or get_ident() != self._thread)
-            if outermost:
+            if outermost and self._is_wanted():
                 self._guarded(self._note, args[0] if args else kwargs.get("tensors"))
                 self._inside = True
             try:

@@ -23,6 +23,13 @@ in those whose number is a power of two, and in all later ones. The search repla
 that all modules come from, so that Python forgets what it knew of each: 1 ms and more in a step."""
 
 
+def settle(recorder: Recorder) -> None:
+    """Decides whether the hooks may look at nothing but the time from the next batch on."""
+    looks_on = recorder.curious or recorder.listening or recorder.stop_after
+    is_asked = recorder.on_boundary is not None and recorder.boundary_due <= recorder.steps + 1
+    recorder.calm_when_told = 0 if looks_on or is_asked else recorder.thread
+
+
 def take_care(recorder: Recorder, steps: int) -> int:
     """Does what is due between two steps.
 
@@ -45,10 +52,9 @@ def take_care(recorder: Recorder, steps: int) -> int:
     curious = recorder.curious = steps < CURIOUS_UNTIL or not steps % CURIOUS_EVERY
     due = steps < SEARCH_UNTIL or not steps & (steps - 1) or steps > CURIOUS_UNTIL
     recorder.searching = curious and due
+    settle(recorder)
     # After curiosity one more step with open eyes, in which the search for modules ends.
-    calm = not (curious or recorder.listening or recorder.stop_after or recorder.on_boundary)
-    recorder.calm_when_told = recorder.thread if calm else 0
-    if not calm:
+    if curious or recorder.listening:
         return steps + 1
     later = steps + CURIOUS_EVERY - steps % CURIOUS_EVERY
     return min(later, recorder.max_steps) if steps < recorder.max_steps else later

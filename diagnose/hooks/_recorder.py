@@ -18,7 +18,7 @@ from typing import Any
 
 from diagnose.core.job import Route
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
-from diagnose.hooks._curious import take_care
+from diagnose.hooks._curious import settle, take_care
 from diagnose.hooks._device_ledger import DeviceLedger
 from diagnose.hooks._feed import Feed
 from diagnose.hooks._log import ARRIVED, SETTLED, STEPPED, WIDTH, Log, Mark, Seen
@@ -84,6 +84,7 @@ class Recorder:
             autograd's: those of a GPU's tensors do, in a hook of a parameter.
         asides: Spans so far that evaluated, saved or compiled: no part of what steps are compared by.
         on_boundary: Called between two steps, before the loop gets its next batch or calls its model.
+        boundary_due: It need not be called before so many steps have finished; any thread may set it to 0.
         inputs: What each outermost training-mode call got last, by `id(model)`; see `core.job.Job`. `None`
             keeps nothing.
         routes: By `id(model)`, what its outermost training-mode calls go through; see `core.job.Job`.
@@ -98,6 +99,7 @@ class Recorder:
         "asides",
         "backward_passes",
         "batch_use",
+        "boundary_due",
         "called_freely",
         "calm",
         "calm_when_told",
@@ -156,6 +158,7 @@ class Recorder:
         self.feed.clear()
         self.asides = 0
         self.on_boundary: Callable[[], None] | None = None
+        self.boundary_due = 0
         self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] | None = None
         self.calm = 0
         self.calm_when_told = 0
@@ -274,7 +277,7 @@ class Recorder:
             mark = self._mark()
             if not finder.marked:
                 self._close(mark)
-            if self.on_boundary is not None:
+            if self.on_boundary is not None and self.steps >= self.boundary_due:
                 self.guarded(self.on_boundary)
         if self.stop_after:
             self._stop_if_done()
@@ -302,7 +305,8 @@ class Recorder:
         if not self._begun:
             self._begin()
         if not self.in_step:
-            ends = self.on_boundary is not None and self.finder.ends_here()
+            is_due = self.on_boundary is not None and self.steps >= self.boundary_due
+            ends = is_due and self.finder.ends_here()
             self.finder.work_begins(by_optimizer)
             if ends and self.on_boundary is not None:
                 self.guarded(self.on_boundary)
@@ -385,6 +389,12 @@ class Recorder:
         """Notes that something happened in the present step; a process that never trains has none."""
         if self._begun:
             self.events.append((self.clock(), self.steps, kind, detail))
+
+    def rest_until(self, step: int) -> None:
+        """`on_boundary` need not be called before so many steps have finished: the hooks may look
+        at nothing but the time until then. 0: after each step."""
+        self.boundary_due = step
+        settle(self)
 
     # -- steps
 

@@ -89,6 +89,8 @@ class DeepWindows:
     def look(self) -> None:
         """Watches the end of steps while a window is near, and ends one that takes too long."""
         steps = self._recorder.steps
+        if self._asked is not None and self._asked.by == "command":
+            self._recorder.boundary_due = 0  # while it rests, tuning does not look in its place
         if self._asks_rules and self._asked is None and steps >= LOOK_AT_RULES_AFTER and not self._rank():
             self._ask_rules(steps)
         near = steps + NEAR_STEPS + 4 * (steps - self._steps_before)

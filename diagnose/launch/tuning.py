@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 CALM = ("holding", "waiting", "paused", "frozen")
 """States of the controller in which no fix is tried: a deep window takes but a few steps from it."""
 
+LOSS_STEPS = 8
+"""While tuning rests the loss is only to be shown. Of one in so many steps it is read: that takes 10 us,
+where all that measuring does in a step takes 40."""
+
 
 class LiveTuning:
     """The controller of this process, and what stands between it and the hooks.
@@ -126,6 +130,7 @@ class LiveTuning:
         Called in the flusher's thread.
         """
         self._commands.append(command)
+        self._recorder.boundary_due = 0
         state = self._controller.state  # only now: tuning that ends after this answers what is waiting
         if state not in ("ended", "frozen"):
             return ""
@@ -138,6 +143,7 @@ class LiveTuning:
     def detach(self) -> None:
         """Takes this object out of the hooks; nothing is left to tune."""
         self._recorder.on_boundary = None
+        self._recorder.rest_until(0)
         self._recorder.inputs = None
         self._installed.close()
 
@@ -147,7 +153,9 @@ class LiveTuning:
             return  # whoever waits for the device now, or asks it anything, breaks the graph
         if self._controller.rests(self._recorder.steps):
             self._in_window = self.window(self._controller.state in CALM)
+            self._rest()
             return
+        self._recorder.rest_until(0)  # the hooks look at everything again
         self._look()
         if any(_is_joined(model) for model in self._job.models):
             self._ranks.leave("the script joins ranks that have different numbers of batches")
@@ -164,6 +172,17 @@ class LiveTuning:
         # Else an object that the script is done with would stay alive.
         self._job.models, self._job.optimizers = [], []
         self._job.loaders, self._job.iterators = [], []
+        self._rest()
+
+    def _rest(self) -> None:
+        """Lets steps pass that need no look, also by the hooks."""
+        recorder = self._recorder
+        if recorder.on_boundary != self._boundary:
+            return  # tuning has just ended
+        until = min(self._controller.rests_until, recorder.steps + LOSS_STEPS)
+        recorder.rest_until(0 if self._in_window else until)
+        if self._commands:  # which may have come just before
+            recorder.boundary_due = 0
 
     def _look(self) -> None:
         """Fills the job with what the loop uses now."""
@@ -237,7 +256,8 @@ class LiveTuning:
         if self._losses is None:
             from diagnose.actions._losses import Losses
 
-            self._losses = Losses(self._recorder.guarded)
+            recorder = self._recorder
+            self._losses = Losses(recorder.guarded, lambda: recorder.steps + 1 >= recorder.boundary_due)
             self._installed.enter_context(self._losses.noted())
         losses = self._losses.step_ended()
         self.loss.add(self._recorder.steps, losses)

@@ -25,6 +25,9 @@ from diagnose.tuner.world import Course, Plan, Step, World
 
 WARMUP_STEPS = 5
 
+FROZEN_STEPS = 64
+"""Where tuning has stopped, what is in force is looked after so often at least."""
+
 
 class Controller:
     """One process's tuning.
@@ -33,6 +36,10 @@ class Controller:
         world: The process.
         policy: What the user allows.
         reuse: Settings of an earlier run to put in force at once, instead of trials.
+
+    Attributes:
+        rests_until: `boundary` need not be called before so many steps have finished, unless there is a
+            command.
     """
 
     def __init__(self, world: World, policy: Policy, reuse: Sequence[Kept] | None = None) -> None:
@@ -46,7 +53,7 @@ class Controller:
         self._holding = Holding(world, changes, orders, self._loss, course)
         self._seeking = Seeking(world, changes, orders, course, self._asking, self._holding)
         self._resumed_ns = course.spending.begun_ns
-        self._rests_until = 0
+        self.rests_until = 0
         self._plan: Plan[None] | None = self._tune() if reuse is None else self._reuse(reuse)
         next(self._plan)
 
@@ -60,7 +67,7 @@ class Controller:
 
     def rests(self, number: int) -> bool:
         """A step of the script has ended: returns whether `boundary` need not be called for it. Cheap."""
-        if number >= self._rests_until or self._world.commands:
+        if number >= self.rests_until or self._world.commands:
             return False
         self._loss.read()
         return True
@@ -95,9 +102,10 @@ class Controller:
                 alarm = self._loss.step_ended()
                 steps = self._plan.throw(alarm) if alarm is not None else self._plan.send(self._course.step)
                 may_rest = not (self._world.job.on_step or self._loss.watches())
-                self._rests_until = number + steps if may_rest else 0
+                self.rests_until = number + steps if may_rest else 0
             else:
                 self._loss.read()
+                self.rests_until = 0 if self._world.job.on_step else number + FROZEN_STEPS
         except StopIteration:
             self._end("")
         except RankFailed as error:
