@@ -42,8 +42,8 @@ AS_MUCH = 0.7
 """Samples tell a time that fell into a few steps to a third or so; see `between_epochs`."""
 
 HALF = 0.5
-"""Where a loop slices batches in each step, too, and does little else: this part of it all passes between
-epochs."""
+"""Of the time of the lines that make batches, without a loader; the rest may be what each step slices.
+Then the code that serves neither batch nor model has to be too little to explain it."""
 
 LEAST = 0.8
 """What slicing a finished tensor takes remains."""
