@@ -22,6 +22,11 @@ from diagnose.source.statements import reads, statements_of, writes
         ("x.data.resize_(n).copy_(y)", {"x"}, {"x", "x.data", "x.data.resize_", "n", "y"}),
         ("nn.init.zeros_(w)", set(), {"nn", "nn.init", "nn.init.zeros_", "w"}),
         ("scaler.unscale_(opt)", set(), {"scaler", "scaler.unscale_", "opt"}),
+        ("random.shuffle(self.rows)", {"self.rows"}, {"random", "random.shuffle", "self.rows"}),
+        ("rows.sort(key=len)", {"rows"}, {"rows", "rows.sort", "len"}),
+        ("z = rows.sort(key=len)", {"z"}, {"rows", "rows.sort", "len"}),
+        ("torch.sort(rows)", set(), {"torch", "torch.sort", "rows"}),
+        ("torch.take(rows, at, out=x)", {"x"}, {"torch", "torch.take", "rows", "at", "x"}),
     ],
 )
 def test_what_a_statement_reads_and_writes(statement: str, written: set[str], read: set[str]):

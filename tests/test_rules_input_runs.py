@@ -122,26 +122,36 @@ class TestWorkers:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="lines are sampled on Linux alone")
-def test_a_dataset_built_anew_for_each_epoch_is_no_work_on_its_batches(tmp_path: Path):
+@pytest.mark.parametrize("anew", [True, False], ids=["built anew", "changed by its method"])
+def test_a_dataset_made_ready_for_each_epoch_is_no_work_on_its_batches(tmp_path: Path, anew: bool):
     class Windows(Dataset[torch.Tensor]):
         def __init__(self, seconds: float) -> None:
+            self.cut(seconds)
+
+        def cut(self, seconds: float) -> None:
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
                 pass
+            self.first = end
 
         def __len__(self) -> int:
             return 80
 
         def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.full((64,), float(index))
+            return torch.full((64,), float(index)) * (self.first > 0)
 
     model = nn.Linear(64, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    dataset = Windows(0)
+    loader = DataLoader(dataset, batch_size=8)
     diagnose.attach(tmp_path / "run")
     try:
         for _ in range(10):
-            dataset = Windows(0.1)
-            loader = DataLoader(dataset, batch_size=8)
+            if anew:
+                dataset = Windows(0.1)
+                loader = DataLoader(dataset, batch_size=8)
+            else:
+                dataset.cut(0.1)
             for rows in loader:
                 loss = model(rows).square().mean()
                 optimizer.zero_grad()

@@ -98,11 +98,31 @@ class EpochBoundaryStall(Rule):
         ),
         fed_by(data_wait_ms=15, fetch_ms=20, stats=MADE, where=(WINDOWS,)),
         profile(data_wait_ms=15, program=SERIAL, input=InputStats(**MADE), where=(WINDOWS,)),
+        # A loss of the script's own takes long in each step, between the same calls.
+        fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "steady_gap_ns": 12.5e6}, where=(WINDOWS,)),
         profile(data_wait_ms=15, input=InputStats(**MADE), where=(MIXED,)),
+        profile(
+            data_wait_ms=20,
+            forward_ms=79,
+            input=InputStats(**MADE),
+            where=(MIXED, at("x = mixed[rows]", 0.06, phase=Phase.DATA_WAIT)),
+        ),
     )
     silent_on = (
         fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "epoch_start_gap_ns": 0.0}, where=(WINDOWS,)),
-        fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "steady_gap_ns": 14e6}, where=(WINDOWS,)),
+        fed_by(
+            data_wait_ms=15,
+            other_ms=12,
+            fetch_ms=20,
+            stats={**MADE, "steady_gap_ns": 14e6},
+            where=(WINDOWS,),
+        ),
+        profile(
+            data_wait_ms=20,
+            other_ms=10,
+            input=InputStats(**MADE),
+            where=(MIXED, at("x = mixed[rows]", 0.06, phase=Phase.DATA_WAIT)),
+        ),
         profile(data_wait_ms=15, input=InputStats(**{**MADE, "epoch_start_gap_ns": 4e6}), where=(MIXED,)),
         profile(data_wait_ms=15, input=InputStats(**{**MADE, "epoch_start_gap_ns": 40e6}), where=(MIXED,)),
         WELL_FED,

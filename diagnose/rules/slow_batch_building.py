@@ -41,6 +41,10 @@ NO_PART = 0.02
 AS_MUCH = 0.7
 """Samples tell a time that fell into a few steps to a third or so; see `between_epochs`."""
 
+HALF = 0.5
+"""Of the time of the lines that make batches, without a loader; the rest may be what each step slices.
+Then the code that serves neither batch nor model has to be too little to explain it."""
+
 LEAST = 0.8
 """What slicing a finished tensor takes remains."""
 
@@ -108,6 +112,19 @@ class SlowBatchBuilding(Rule):
         profile(step_ms=3, data_wait_ms=1.8, where=(at("x = whiten(x)", 0.58, phase=Phase.DATA_WAIT),)),
     )
     silent_on = (
+        profile(
+            data_wait_ms=20,
+            forward_ms=79,
+            program=SERIAL,
+            input=InputStats(
+                epoch_starts=9,
+                epoch_start_ns=0.0,
+                epoch_start_gap_ns=18e6,
+                steady_gap_ns=12e6,
+                steady_wait_ns=1e6,
+            ),
+            where=(replace(DUSTED, share=0.19, between=0.19),),
+        ),
         profile(
             data_wait_ms=20,
             input=InputStats(
@@ -229,8 +246,11 @@ def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
     """Returns how long the loop itself makes an epoch ready, per step and at least, and in which lines.
 
     A usual step spends its time between hooked calls on something else, or on its batch: what these lines
-    take beyond all of that passes in the steps that begin an epoch, which are so much longer there. Without
-    a loader, steps that come regularly begin one, if they are as much longer, in all, as these lines take.
+    take beyond all of that passes in the steps that begin an epoch, which are so much longer there. So does
+    what these steps take beyond the others, but for all that lines took anywhere which serve neither batch
+    nor model; a loss that is computed in each step makes none of them longer. Without a loader, steps that
+    come regularly begin an epoch, if they are as much longer, in all, as these lines take, or if that can
+    hardly be anything else.
     """
     stats, is_fed = profile.input, bool(profile.program.loaders)
     lines = tuple(
@@ -241,10 +261,13 @@ def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
     if sum(line.num_samples for line in lines) < MIN_SAMPLES:
         return 0.0, ()
     seen_ns = sum(line.share for line in lines) * profile.step_time_ns
-    if not is_fed:
-        alike = AS_MUCH * seen_ns <= stats.epoch_start_gap_ns <= seen_ns / AS_MUCH
-        return (min(seen_ns, stats.epoch_start_gap_ns), lines) if alike else (0.0, ())
-    return max(0.0, min(stats.epoch_start_gap_ns, seen_ns - stats.steady_gap_ns)), lines
+    start_ns, others_ns = stats.epoch_start_gap_ns, profile.spent_ns(Phase.OTHER)
+    if is_fed:
+        least_ns = max(seen_ns - stats.steady_gap_ns, start_ns - others_ns)
+        return max(0.0, min(start_ns, seen_ns, least_ns)), lines
+    alike = start_ns >= AS_MUCH * seen_ns
+    alike = alike or (start_ns >= HALF * seen_ns and start_ns - others_ns >= AS_MUCH * start_ns)
+    return (min(seen_ns, start_ns), lines) if alike and start_ns <= seen_ns / AS_MUCH else (0.0, ())
 
 
 def _own_part(line: SourceLine) -> SourceLine:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from diagnose.source.statements import (
+    REORDERS,
     bound,
     callee,
     calls_of,
@@ -55,7 +56,7 @@ class Effects:
                     self._made |= own
                     modules |= {each for s in statements if _makes_module(s) for each in writes(s)}
                     continue
-                self._later |= own
+                self._later |= set().union(*(writes(s) for s in statements if not _reorders(s)))
                 self._assigned[name] |= own
                 self._changed[name] |= _changed_in_place(function, statements)
                 for each, base in (called for s in statements for called in methods_called(s)):
@@ -106,6 +107,20 @@ class Effects:
         """Whether objects are made with a module in this attribute, `self.net`."""
         return attribute in self._modules
 
+    def read_by(self, methods: Iterable[str]) -> set[str]:
+        """Returns what methods of such names read of their object, `self.rows`, by themselves and by the
+        other methods of it that they call."""
+        found: set[str] = set()
+        known: set[str] = set()
+        pending = set(methods)
+        while pending:
+            known.add(name := pending.pop())
+            for _, function in self.functions.get(name, ()):
+                for statement in statements_of(function):
+                    found |= {each.partition("[")[0] for each in reads(statement)}
+                    pending |= {each for each, base in methods_called(statement) if base == "self"} - known
+        return {name for name in found if name.startswith("self.")}
+
     def may_be_computed(self, attribute: str) -> bool:
         """Whether an attribute, `self.scale`, may hold what was computed in training: not if objects get it
         when they are made, and never again."""
@@ -137,6 +152,12 @@ def _changed_in_place(function: Function, statements: Iterable[ast.stmt]) -> set
         if isinstance(statement, ast.Expr) or entries or (assigns and _stores_into(statement)):
             changed |= (writes(statement) | entries) & parameters
     return changed
+
+
+def _reorders(statement: ast.stmt) -> bool:
+    """Whether a statement only brings what is there into another order: `random.shuffle(self.rows)`."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and callee(call)[0] in REORDERS
 
 
 def _uses(function: Function, modules: set[str]) -> bool:

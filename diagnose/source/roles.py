@@ -16,6 +16,7 @@ from diagnose.source.asides import called_aside, called_for
 from diagnose.source.batch_work import BatchWork
 from diagnose.source.dependencies import Dependencies, Found, Links, own_code
 from diagnose.source.effects import Effects, Function
+from diagnose.source.epochs import changes_of_data
 from diagnose.source.exchanges import Exchanges
 from diagnose.source.parts import Anchors, Part, parts_of
 from diagnose.source.returned import first_items, items_of
@@ -28,6 +29,13 @@ CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {
 """Kinds of the calls in which the time of a slot passes."""
 
 AFTER_FORWARD = SLOT_OF["gap_after_forward"]
+AFTER_BACKWARD = SLOT_OF["gap_after_backward"]
+
+TURNS = {"next", "forward", "further"}
+"""Kinds of the calls of which a loop that trains has one in each turn."""
+
+OWN_TURNS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
+"""Functions that are a part of an expression. Since Python 3.12 only generators are functions."""
 
 PHASE_OF_KIND = {
     "next": Phase.DATA_WAIT,
@@ -59,7 +67,9 @@ class Roles:
         self._work = BatchWork(sources)
         self._own: set[tuple[str, int, str]] = set()
         self._inside: dict[tuple[str, int, str], set[tuple[str, int]]] = {}
-        straight, samples = by_place(sites), list(samples)
+        sites, samples = list(sites), list(samples)
+        straight = by_place(sites)
+        self._calling = {(file, line, function) for _, file, line, function, _ in sites}
         by_file: dict[str, list[tuple[int, str]]] = {}
         for (file, line), kinds in straight.items():
             by_file.setdefault(file, []).extend((line, kind) for kind in kinds)
@@ -101,7 +111,7 @@ class Roles:
             stack: File, line and function of each user frame, innermost first.
             slot: The gap in which it was sampled.
         """
-        for depth, (file, line, _) in enumerate(stack):
+        for depth, (file, line, function) in enumerate(stack):
             kinds = self._kinds.get((file, line))
             if kinds is not None:
                 if depth and slot == AFTER_FORWARD:
@@ -109,7 +119,10 @@ class Roles:
                     aside = self._aside.get((file, line), {}).get(called)
                     if aside is not None:
                         return aside
-                return _beside(kinds, slot, within=depth > 0)
+                turns = (
+                    function.rpartition(".")[2] in OWN_TURNS and (file, line, function) not in self._calling
+                )
+                return _beside(kinds, slot, within=depth > 0 or turns)
             if (file, line) in self._anchored:
                 called = stack[depth - 1][2].rpartition(".")[2] if depth else ""
                 given = called in self._given.get((file, line), ())
@@ -268,6 +281,9 @@ class Roles:
         if not (anchors.forward or anchors.further or anchors.backward or part.feeds):
             return
         found = Dependencies(part, links).found()
+        turns = through.keys() | {place for place, kinds in straight.items() if kinds & TURNS}
+        between = list(changes_of_data(part, found, turns))
+        found.roles.update((line, Phase.DATA_WAIT) for s in between for line in header_lines(s))
         if self._only_scores(part, found):
             self._scoring.add(part.name)
         scores = Scores(part, found, links)
@@ -308,12 +324,13 @@ def _beside(kinds: set[str], slot: int, *, within: bool) -> Phase:
     Args:
         kinds: What the statement does. One that does it all calls a trainer, whose time this does not tell.
         slot: The gap in which the time passed.
-        within: Whether it passed in another function of the user's that the statement calls.
+        within: Whether it passed in another function of the user's that the statement calls, or in a loop
+            within its expression that calls no model.
     """
     if slot == AFTER_FORWARD and "next" not in kinds and kinds & {"forward", "further", "backward"}:
         return Phase.FORWARD  # loss = cross_entropy(model(x), y)
+    if within and (kinds == {"forward"} or (kinds == {"forward", "backward"} and slot != AFTER_BACKWARD)):
+        return Phase.DATA_WAIT  # out = model(get_batch())
     if len(kinds) > 1:
         return Phase.OTHER
-    if "forward" in kinds and within:
-        return Phase.DATA_WAIT  # out = model(get_batch())
     return PHASE_OF_KIND[next(iter(kinds))]

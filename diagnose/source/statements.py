@@ -10,8 +10,8 @@ from functools import cache
 
 Loop = ast.For | ast.AsyncFor | ast.While
 Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign
-APPENDS = {"append", "extend", "appendleft"}
-"""Methods that put something into a list."""
+APPENDS, REORDERS = {"append", "extend", "appendleft"}, {"shuffle", "sort", "reverse"}
+"""Methods that put something into a list, and those that bring what it holds into another order."""
 
 MODULES = {"torch", "nn", "init", "F", "np", "numpy", "dist"}
 """What torch's and numpy's modules are called: `nn.init.zeros_(weight)`."""
@@ -188,9 +188,7 @@ def rebinds(statement: ast.stmt) -> set[tuple[str, bool]]:
     elif isinstance(statement, (ast.With, ast.AsyncWith)):
         targets = [item.optional_vars for item in statement.items if item.optional_vars is not None]
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function = statement.value.func
-        if isinstance(function, ast.Attribute) and (function.attr in APPENDS or in_place(function.attr)):
-            targets, sure = [_held_by(function.value)], False
+        targets, sure = _changed_by(statement.value), False
     found: set[tuple[str, bool]] = set()
     while targets:
         target = targets.pop()
@@ -211,6 +209,16 @@ def rebinds(statement: ast.stmt) -> set[tuple[str, bool]]:
             if name is not None:
                 found.add((name, sure))
     return found
+
+
+def _changed_by(call: ast.Call) -> list[ast.expr]:
+    """Returns what a call changes: `rows`, of `rows.sort()`, `shuffle(rows)` or `take(x, i, out=rows)`."""
+    name, changed = callee(call)[0], [each.value for each in call.keywords if each.arg == "out"]
+    if name == "shuffle" and call.args:
+        changed.append(call.args[0])
+    elif isinstance(call.func, ast.Attribute) and (name in APPENDS | REORDERS or in_place(name)):
+        changed.append(_held_by(call.func.value))
+    return changed
 
 
 SETTERS = {"requires_grad_", "unscale_", "share_memory_", "clip_grad_norm_", "clip_grad_value_", "apply_"}
