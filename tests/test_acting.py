@@ -165,6 +165,7 @@ def test_what_an_environment_does_inside_may_be_called_an_evaluation():
 def test_who_steps_an_environment_to_measure_does_not_collect():
     for outer in ("validate", "test_policy", "benchmark"):
         assert of_stack(BOARD, *INSIDE, STEPS, ("for _ in", outer)) == "", outer
+        assert of_stack(BOARD, STEPS, ("for _ in", outer)) == "", outer
     assert of_stack(BOARD, ("action = policy", "evaluate"), ("for _ in", "main")) == ""
     assert of_stack(BOARD, *INSIDE, ("for _ in", "Runner.evaluate")) == ""
 
