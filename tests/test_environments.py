@@ -317,3 +317,15 @@ def test_what_is_stepped_with_what_a_policy_chose_is_an_environment_whatever_it_
     assert roles.acts([("/home/u/grid.py", 3, "Grid.step"), stack])
     assert not roles.acts([("/home/u/grid.py", 3, "Grid.observe"), stack])
     assert not roles.acts(ON_POLICY_WITH_GRADIENTS.stack("optimizer.step"))
+
+
+def test_what_an_environment_or_a_policy_does_inside_may_be_called_an_evaluation():
+    text = PLAYS.replace("return -self.waiting.sum()", "return self.evaluate()").replace(
+        "    def add(self, *row):",
+        "    def evaluate(self):\n        return -self.waiting.sum()\n\n    def add(self, *row):",
+    )
+    script = Script(text, MADE, [CHOOSING])
+    inside = ("return -self.waiting", "return self.evaluate", "rewards = houses.act", "play(town")
+    assert script.roles.exchanges(script.stack(*inside)) == ENVIRONMENT
+    measured = Script(text.replace("def play(", "def validate("), MADE, [CHOOSING])
+    assert measured.roles.exchanges(measured.stack(*inside)) == ""

@@ -16,7 +16,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.program import Calls, Program
 from diagnose.hooks._graph import walk
 from diagnose.hooks._graph_facts import summarize
-from diagnose.hooks._padding import padding_of
+from diagnose.hooks._padding import padding_beside, padding_of
 from diagnose.rules._examples import profile
 from diagnose.rules.padding_waste import PaddingWaste
 from diagnose.rules.small_operators import SAVED, SAVED_SEQUENTIAL, SmallOperators
@@ -174,6 +174,37 @@ def test_a_model_that_leaves_padding_out_wastes_none(how: str, is_wasted: bool):
     calls = Calls(num_steps=5, padding_share=share, padded_tokens=padding.tokens)
     finding = PaddingWaste().check(profile(program=Program(calls=calls, graph=graph)))
     assert (finding is not None) is is_wasted
+
+
+class Recommender(nn.Module):
+    """Scores items for users by what they have bought, of which each is looked at, or only their mean."""
+
+    def __init__(self, *, looks_at_each: bool) -> None:
+        super().__init__()
+        self.looks_at_each = looks_at_each
+        self.users, self.items = nn.Embedding(50, 32), nn.Embedding(50, 32, padding_idx=0)
+        self.mlp = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 50))
+
+    def forward(self, user: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
+        seen = self.items(history) + self.users(user)[:, None]
+        return self.mlp(seen).mean(1) if self.looks_at_each else self.mlp(seen.mean(1))
+
+
+@pytest.mark.parametrize("looks_at_each", [True, False])
+def test_padding_beside_the_first_input_counts_where_a_model_looks_at_each_token(looks_at_each: bool):
+    history = pad_sequence([torch.randint(1, 50, (length,)) for length in LENGTHS], batch_first=True)
+    given = (torch.arange(len(LENGTHS)) % 50, history)
+    padding = padding_beside(given)
+    assert padding is not None
+    graph = graph_of(F.log_softmax(Recommender(looks_at_each=looks_at_each)(*given), -1).mean())
+    calls = Calls(
+        num_steps=5,
+        padding_share=padding.padding / padding.tokens,
+        padded_tokens=padding.tokens,
+        padded_beside=True,
+    )
+    finding = PaddingWaste().check(profile(program=Program(calls=calls, graph=graph)))
+    assert (finding is not None) is looks_at_each
 
 
 @pytest.mark.parametrize("kind", ["attention", "fused_attention"])

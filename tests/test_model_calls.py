@@ -244,6 +244,29 @@ def test_a_tensor_looks_different_once_it_has_changed():
     assert look(weight) != before
 
 
+class Recommender(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(50, 8), nn.Embedding(50, 8, padding_idx=0)
+
+    def forward(self, user: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
+        return (self.users(user)[:, None] * self.items(history)).sum((1, 2))
+
+
+def test_padding_of_what_is_not_given_first_is_told_apart():
+    history = torch.randint(1, 50, (4, 20)).tril(diagonal=8)
+    model, user = Recommender(), torch.arange(4)
+    calls = told([model], lambda _: model(user, history).sum().backward())
+    assert calls["padding_share"] == (11 + 10 + 9 + 8) / 80
+    assert (calls["padded_tokens"], calls["padded_beside"]) == (80, True)
+    longer = Recommender()
+    calls = told([longer], lambda _: longer(history[:, 0], history).sum().backward())
+    assert calls["padded_beside"] is True
+    first = Net()
+    calls = told([first], lambda _: first(torch.randn(4, 4)).sum().backward())
+    assert (calls["padding_share"], calls["padded_beside"]) == (None, False)
+
+
 def checked(profile: Profile, **calls: Any) -> Any:
     program = Program(calls=Calls(num_steps=5, **calls), graph=profile.program.graph)
     return RULE.check(replace(profile, program=program))

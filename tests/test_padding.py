@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from diagnose.hooks._padding import padding_in, padding_of
+from diagnose.hooks._padding import padding_beside, padding_in, padding_of
 
 
 def test_padding_is_a_run_at_the_end_of_rows():
@@ -94,3 +94,46 @@ def test_rows_that_are_filled_up_to_a_multiple_are_not_too_long():
     assert padding == (10 + 8 * 7, 8 * 7, 8 * 57)
     padding = padding_of(rows(64))
     assert padding == (10 + 8 * 14, 8 * 14, 8 * 64), "and not 64"
+
+
+@pytest.mark.parametrize("features", [(), (3,)])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(
+    "told", [torch.Tensor.bool, torch.Tensor.float, torch.Tensor.long, torch.Tensor.logical_not]
+)
+def test_padding_of_numbers_is_what_a_mask_beside_them_says(
+    features: tuple[int, ...], batch_first: bool, told: Any
+):
+    lengths = torch.tensor([37, 12, 21, 30])
+    waves = pad_sequence([torch.randn(int(n), *features) for n in lengths], batch_first=batch_first)
+    mask = told((torch.arange(37) < lengths[:, None]).long())
+    for given in ((waves, mask), {"x": waves, "mask": mask.t(), "y": torch.arange(4)}):
+        assert padding_in(given) == (4 * 37 - 100, 0, 4 * 37)
+
+
+def test_masks_that_say_something_else_tell_of_no_padding():
+    waves, places = torch.randn(6, 40, 3), torch.arange(40)
+    assert padding_in((waves, torch.ones(6, 40))) is None, "nothing is masked"
+    lengths = torch.tensor([40, 20, 31, 25, 9, 33])
+    assert padding_in((waves, places < lengths[:, None])) is None, "what is masked is there"
+    hidden = torch.rand(6, 40) < 0.4
+    assert padding_in((waves * ~hidden[:, :, None], hidden)) is None, (
+        "places here and there, to be filled in"
+    )
+    assert padding_in((torch.randn(40, 40), torch.ones(40, 40).tril())) is None, "who sees whom"
+    assert padding_in((waves, torch.randint(2, (6, 1)))) is None, "classes"
+    known = (places < 30).expand(6, 40)
+    assert padding_in((waves * known[:, :, None], known)) is None, "the last quarter is to be foretold"
+    weights = torch.where(places < lengths[:, None], 0.5, 0.0)
+    assert padding_in((waves * (weights > 0)[:, :, None], weights)) is None
+
+
+def test_token_ids_beside_the_first_tensor_count_for_themselves():
+    rows = [torch.randint(1, 50, (n,)) for n in (20, 5, 14, 9)]
+    history, user = pad_sequence(rows, batch_first=True), torch.arange(4)
+    assert padding_beside((user, {"history": history})) == (80 - 48, 0, 80)
+    assert padding_beside((torch.randn(4, 3, 8, 8), torch.randint(1, 9, (4, 3)), history)) == (32, 0, 80)
+    assert padding_beside((torch.arange(5), history)) is None, "not of the same samples"
+    assert padding_beside((user, history.float())) is None
+    assert padding_beside((user, torch.randint(1, 50, (4, 20)))) == (0, 0, 80), "a table"
+    assert padding_beside((history,)) is None, "the first tensor itself"

@@ -45,7 +45,8 @@ def told(text: str) -> list[str]:
     found: list[str] = []
     for places in by_line(ast.parse(text)).values():
         for place in places:
-            if takes_slices(place.statement, place.loops, nodes_of(place.statement)):
+            nodes = nodes_of(place.statement)
+            if takes_slices(place.statement, place.loops, nodes, place.function):
                 found.append(ast.unparse(place.statement))
     return found
 
@@ -90,3 +91,40 @@ def test_a_carried_state_a_layer_or_a_step_is_no_slice(text: str):
     body = text.split("\n    ", 1)[1]
     sums = ["level = level + part.exp()"]
     assert [each for each in told(text) if each in body and each not in sums] == []
+
+
+ROWS = "def forward(self, x, lengths):\n    b, t = x.shape[:2]\n"
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        "    x = torch.stack([(row - row.mean()) / (row.std() + 1e-6) for row in x])",
+        "    for i, row in enumerate(x):\n        outs[i] = row.log1p() - row.amax()",
+        "    return torch.stack([row.softmax(-1) * n for row, n in zip(x, lengths)])",
+    ],
+)
+def test_a_row_of_what_is_asked_for_its_shape_is_a_slice(turns: str):
+    (found,) = told(ROWS + turns)
+    assert found in ast.unparse(ast.parse(ROWS + turns))
+    assert not told(turns.replace("    ", "", 1)), "nobody says that x is a tensor"
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        # A list, or what has become one; and what the function was not given may be three large parts.
+        "    y = [part.relu() for part in self.parts]",
+        "    x = list(x.split(64))\n    y = [part.relu() for part in x]",
+        "    qkv = self.qkv(x)\n    parts = qkv.shape\n    y = [part.relu() for part in qkv]",
+        # A function of the script's, a part that differs from row to row, what no operation does for all.
+        "    y = [self.augment(row) for row in x]",
+        "    y = [crop(row) for row in x]",
+        "    y = [row[:n].mean() for row, n in zip(x, lengths)]",
+        "    y = [row.unique() for row in x]",
+        # One turn needs the one before.
+        "    for row in x:\n        h = torch.tanh(h + row)",
+    ],
+)
+def test_a_list_a_function_and_a_part_that_differs_are_no_rows(turns: str):
+    assert told(ROWS + turns) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ WIDE = (torch.int32, torch.int64)
 """What token ids and lengths are kept in; smaller integers of three axes are images."""
 
 MAX_PARTS = 32
-"""Lengths come beside the first few parts of a batch."""
+"""Lengths and masks come among the first few parts of a batch."""
 
 
 class Padding(NamedTuple):
@@ -57,7 +57,7 @@ def padding_in(batch: Any) -> Padding | None:
 
     Returns:
         `None` where the tensor holds no token ids in host memory, and nothing beside it says how long its
-        sequences are.
+        sequences are: neither lengths nor a mask.
     """
     tensor = first_tensor(batch)
     if tensor is None:
@@ -68,8 +68,30 @@ def padding_in(batch: Any) -> Padding | None:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     with torch.no_grad():
-        told = (padding_after(tensor, lengths) for lengths in _lengths(batch, tensor.shape))
+        lengths = chain(_lengths(batch, tensor.shape), _told_by_masks(batch, tensor.shape))
+        told = (padding_after(tensor, each) for each in lengths)
         return next((each for each in told if each is not None), None)
+
+
+def padding_beside(given: Any) -> Padding | None:
+    """Returns how much of what a model is called with is padding, where its first tensor tells nothing and
+    token ids of as many rows stand beside it: `model(user, history)`. Of several the most padded count.
+
+    Args:
+        given: Nested sequences and mappings of tensors.
+
+    Returns:
+        `None` where no such token ids stand there.
+    """
+    tensor = first_tensor(given)
+    if tensor is None or not tensor.dim():
+        return None
+    found = (
+        padding_of(each)
+        for each in _tensors(given)
+        if each is not tensor and each.dim() == 2 and each.dtype in WIDE and len(each) == len(tensor)
+    )
+    return max((each for each in found if each is not None), default=None)
 
 
 def padding_of(ids: torch.Tensor) -> Padding | None:
@@ -163,6 +185,37 @@ def _lengths(batch: Any, shape: torch.Size, depth: int = MAX_DEPTH) -> Iterator[
     if depth:
         for part in islice(parts, MAX_PARTS):
             yield from _lengths(part, shape, depth - 1)
+
+
+def _told_by_masks(batch: Any, shape: torch.Size) -> Iterator[torch.Tensor]:
+    """Yields what masks beside sequences of such a shape may say of their lengths: one number of 0 or 1 for
+    each place, of which each row's first ones are of one kind, and the rest of the other."""
+    for mask in _tensors(batch):
+        if mask.dim() != 2 or not mask.is_cpu or mask.layout is not torch.strided or mask.is_nested:
+            continue
+        for kind in (mask, mask.t()):
+            if kind.shape != shape[:2] and kind.shape != shape[1::-1]:
+                continue
+            if kind.numel() > MAX_ELEMENTS or not bool(((kind == 0) | (kind == 1)).all()):
+                break
+            places = torch.arange(kind.shape[1], device="cpu")
+            for valid in (kind == 1, kind == 0):
+                lengths = valid.sum(1)
+                # Rows of one length may have been cut there on purpose, for the model to continue them.
+                if int(lengths.min()) < int(lengths.max()) and bool(
+                    (valid == (places < lengths[:, None])).all()
+                ):
+                    yield lengths
+
+
+def _tensors(batch: Any, depth: int = MAX_DEPTH) -> Iterator[torch.Tensor]:
+    """Yields the tensors among the first few parts of nested sequences and mappings."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif depth and isinstance(batch, (tuple, list, Mapping)):
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        for part in islice(parts, MAX_PARTS):
+            yield from _tensors(part, depth - 1)
 
 
 def _runs(ids: torch.Tensor, *, some: bool = False) -> Padding:

@@ -17,7 +17,7 @@ from diagnose.hooks._batch import first_tensor
 from diagnose.hooks._contents import MOST_KEPT, MOST_ROWS, Contents, Key, contents_of
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._looks import added
-from diagnose.hooks._padding import Padding, padding_in
+from diagnose.hooks._padding import Padding, padding_beside, padding_in
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -148,6 +148,7 @@ class _Look:
         self._works: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._padding: list[Padding] = []
         self._loaded: list[Padding] = []
+        self._beside: list[Padding] = []
         self._batch_size: int | None = None
         self._autocast: str | None = None
 
@@ -200,6 +201,8 @@ class _Look:
         padding = padding_in(given)
         if padding is not None:
             self._padding.append(padding)
+        elif (beside := padding_beside(given)) is not None:
+            self._beside.append(beside)
 
     def _part_of(self, module: Any) -> Part:
         part = self._parts.get(id(module))
@@ -297,7 +300,7 @@ class _Look:
     def _tell(self) -> None:
         site = next((self._sites[how] for how in self._counts if self._sites.get(how) is not None), None)
         file, line = resolve(*site)[:2] if site is not None else ("", 0)
-        padded = self._padding or self._loaded
+        padded = self._padding or self._loaded or self._beside
         tokens = sum(batch.tokens for batch in padded)
         self._recorder.facts["calls"] = {
             "num_steps": LOOKED_AT,
@@ -309,6 +312,7 @@ class _Look:
             "padding_share": sum(batch.padding for batch in padded) / tokens if tokens else None,
             "overlong_share": sum(batch.overlong for batch in padded) / tokens if tokens else None,
             "padded_tokens": tokens / len(padded) if padded else None,
+            "padded_beside": bool(padded) and padded is self._beside,
             "batch_size": self._batch_size,
             "autocast_dtype": self._autocast,
             "file": file,

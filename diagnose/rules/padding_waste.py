@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph
 from diagnose.core.phases import Phase
@@ -29,7 +31,12 @@ PACKED = ("PackPaddedSequence", "EmbeddingBag", "Nested", "Jagged", "Varlen", "V
 NEAR = 0.15
 """Products whose rows are within this of the tokens without padding compute these alone. Batches differ."""
 
+PER_TOKEN = 0.1
+"""Products whose rows are within this of the tokens, padding included, compute something for each."""
+
 HALF = Calls(num_steps=4, padding_share=0.5, padded_tokens=2048)
+BESIDE = replace(HALF, padded_beside=True)
+ENCODES = Graph(num_nodes=9, names={"ConvolutionBackward0": 8}, product_rows=2000)
 
 
 class PaddingWaste(Rule):
@@ -47,7 +54,9 @@ class PaddingWaste(Rule):
     ## When it is wrong
     Fixed shapes are wanted, for a compiler or an accelerator that needs them. A model that leaves the
     filling out is not named, if its graph shows that: by packed sequences, nested tensors or bags of
-    embeddings, or by products of as many rows as there are tokens without it.
+    embeddings, or by products of as many rows as there are tokens without it. Token ids that stand beside a
+    model's first input are named only where most products have a row for each token. Where a mask says that
+    sequences end early, they may have been cut for the model to continue them, which is no padding.
     """
 
     needs = ("program.calls.padding_share",)
@@ -56,6 +65,7 @@ class PaddingWaste(Rule):
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.2))),
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=2048))),
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=32))),
+        profile(program=Program(calls=BESIDE, graph=Graph(num_nodes=9, product_rows=2000))),
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.08, overlong_share=0.08))),
     )
     silent_on = (
@@ -64,6 +74,9 @@ class PaddingWaste(Rule):
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.0))),
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, names={"PackPaddedSequence": 1}))),
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=1060))),
+        profile(program=Program(calls=BESIDE)),
+        profile(program=Program(calls=BESIDE, graph=Graph(num_nodes=9, product_rows=32))),
+        profile(program=Program(calls=BESIDE, graph=ENCODES)),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -79,6 +92,8 @@ class PaddingWaste(Rule):
         overlong = calls.overlong_share or 0.0
         share = calls.padding_share if calls.padding_share >= MIN_SHARE else overlong
         if share < MIN_OVERLONG or leaves_padding_out(profile.program):
+            return None
+        if calls.padded_beside and not computes_each(profile.program):
             return None
         parts = of_tokens(profile, share)
         lost = {phase: part * profile.spent_ns(phase) for phase, part in parts.items()}
@@ -118,6 +133,17 @@ def of_tokens(profile: Profile, share: float) -> dict[Phase, float]:
             attention = min(1.0, sum(kind[phase] for kind in kinds))
             parts[phase] = (1 - attention) * share + attention * (1 - (1 - share) ** 2)
     return parts
+
+
+def computes_each(program: Program) -> bool:
+    """Whether the graph shows that the model is products with a row for each token: no convolutions, of
+    pictures to which the tokens are a text."""
+    calls, graph = program.calls, program.graph
+    if graph is None or calls is None or not graph.product_rows or not calls.padded_tokens:
+        return False
+    if any("onvolution" in name for name in graph.names):
+        return False
+    return abs(graph.product_rows - calls.padded_tokens) <= PER_TOKEN * calls.padded_tokens
 
 
 def leaves_padding_out(program: Program) -> bool:

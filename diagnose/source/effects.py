@@ -7,6 +7,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from diagnose.source.simulators import simulators_of
 from diagnose.source.statements import (
     REORDERS,
     bound,
@@ -33,10 +34,14 @@ class Effects:
 
     Args:
         trees: Parsed files by their paths.
+
+    Attributes:
+        simulators: Functions that may say what an environment answers.
     """
 
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
         self.functions: defaultdict[str, list[tuple[str, Function]]] = defaultdict(list)
+        self.simulators = frozenset[str]().union(*map(simulators_of, trees.values()))
         self._assigned: defaultdict[str, set[str]] = defaultdict(set)
         self._changed: defaultdict[str, set[str]] = defaultdict(set)
         self._computes: set[str] = set()

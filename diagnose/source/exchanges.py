@@ -106,15 +106,19 @@ class Exchanges:
             self._chooses.update((file, line) for s in found.chooses for line in header_lines(s))
 
     def serves(self, stack: Sequence[Frame]) -> str:
-        """Returns what a stack, its innermost frame first, serves: `ENVIRONMENT`, `ROLLOUT`, or nothing."""
-        if not self._told or measures(function for _, _, function in stack):
+        """Returns what a stack, its innermost frame first, serves: `ENVIRONMENT`, `ROLLOUT`, or nothing.
+
+        Who calls the environment can measure what was learned. What the environment or the model does
+        inside may be called so, too: a position is evaluated, a move is validated.
+        """
+        if not self._told:
             return ""
         for depth, (file, line, _) in enumerate(stack):
             called = stack[depth - 1][2].rpartition(".")[2] if depth else ""
-            if called in self._told.get((file, line), ()):
-                return ENVIRONMENT
-            if (file, line) in self._chooses:
-                return ROLLOUT
+            tells = called in self._told.get((file, line), ())
+            if tells or (file, line) in self._chooses:
+                measured = measures(function for _, _, function in stack[depth:])
+                return "" if measured else ENVIRONMENT if tells else ROLLOUT
         return ""
 
 

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from diagnose.core.phases import Phase
 from diagnose.source.call_idioms import Within
@@ -30,6 +31,7 @@ from diagnose.source.rollouts import (
     TRAINING_WORDS,
     collects,
     is_environments,
+    judges_action,
     measures,
     plays,
     steps_environment,
@@ -77,6 +79,22 @@ OF_A_CALL = {PYTHON_LOOP, SLICES, CHAIN, ATTENTION}
 METRIC_PACKAGES = re.compile(r"^(torchmetrics|torcheval|sklearn/metrics|evaluate|ignite/metrics)\b")
 
 
+class _Acting(NamedTuple):
+    """What a line has to do with an environment.
+
+    Attributes:
+        steps: Whether it steps one.
+        within: Whether it is a line of an environment's own step, which each step gets to.
+        acts: Whether it serves to act in one.
+        judges: Whether it judges what was chosen there.
+    """
+
+    steps: bool
+    within: bool
+    acts: bool
+    judges: bool
+
+
 class Idioms:
     """Answers what a sampled line does.
 
@@ -89,7 +107,7 @@ class Idioms:
         self._places = places
         self._scheduled = frozenset(schedules)
         self._known: dict[tuple[str, int, Within], tuple[str, ...]] = {}
-        self._environments: dict[tuple[str, int], tuple[bool, bool]] = {}
+        self._known_acting: dict[tuple[str, int], _Acting] = {}
         self._names = FunctionNames(places, self.of_line)
         self._operations: dict[Function | None, dict[int, int]] = {}
 
@@ -263,32 +281,58 @@ class Idioms:
         return known
 
     def _acts(self, stack: Sequence[Frame], via: str, phase: Phase) -> str:
-        """Returns `ENVIRONMENT` if a stack steps one, `ROLLOUT` if it acts in one, or nothing."""
-        called = [words(function.rpartition(".")[2]) for _, _, function in stack]
-        if measures(function for _, _, function in stack):
-            return ""
-        if ENVIRONMENT_PACKAGES.match(via):
-            return ENVIRONMENT
-        found = ROLLOUT if phase in ACTING and LEARNER_PACKAGES.match(via) else ""
-        if phase is Phase.EVALUATION and any(plays(name) and not name & TRAINING_WORDS for name in called):
-            found = ROLLOUT
-        for file, line, _ in stack:
-            if (file, line) not in self._environments:
-                places = self._places.at(file, line)
-                place = innermost(places)
-                steps = any(
-                    steps_environment(each.statement, each.loops)
-                    or is_environments(each.function)
-                    or takes_action(each.statement, each.function, each.loops)
-                    for each in places
-                )
-                self._environments[file, line] = steps, place is not None and collects(place)
-            steps, acts = self._environments[file, line]
-            if steps:
-                return ENVIRONMENT
-            if acts and phase in ACTING:
+        """Returns `ENVIRONMENT` if a stack steps one, `ROLLOUT` if it acts in one, or nothing.
+
+        Who steps it can measure what was learned. What an environment does inside may be called so, too: a
+        position is evaluated, a move is validated.
+        """
+        functions = [function for _, _, function in stack]
+        measured = measures(functions)
+        found = "" if measured else _of_packages(functions, via, phase)
+        if found == ENVIRONMENT:
+            return found
+        for depth, (file, line, _) in enumerate(stack):
+            acting = self._acting(file, line)
+            if not acting.steps and not acting.acts:
+                continue
+            if measured and measures(functions[depth:]):
+                return ""
+            if acting.steps:
+                # `evaluate(policy, env.reset())` is on a line that steps an environment, and no part of it.
+                aside = depth > 0 and measures(functions[depth - 1 : depth]) and not acting.within
+                return "" if aside else ENVIRONMENT
+            if phase in ACTING and (acting.judges or not measured):
                 found = ROLLOUT
         return found
+
+    def _acting(self, file: str, line: int) -> _Acting:
+        if (file, line) not in self._known_acting:
+            places = self._places.at(file, line)
+            place = innermost(places)
+            own = [each for each in places if is_environments(each.function)]
+            self._known_acting[file, line] = _Acting(
+                steps=bool(own)
+                or any(
+                    steps_environment(each.statement, each.loops, each.simulators)
+                    or takes_action(each.statement, each.function, each.loops)
+                    for each in places
+                ),
+                within=any(each.every is None for each in own),
+                acts=place is not None and collects(place),
+                judges=place is not None and judges_action(place.statement),
+            )
+        return self._known_acting[file, line]
+
+
+def _of_packages(functions: Sequence[str], via: str, phase: Phase) -> str:
+    """Returns what is told of acting by the package that the time is in, or by what the functions are
+    called."""
+    if ENVIRONMENT_PACKAGES.match(via):
+        return ENVIRONMENT
+    called = [words(function.rpartition(".")[2]) for function in functions]
+    learns = phase in ACTING and LEARNER_PACKAGES.match(via)
+    played = phase is Phase.EVALUATION and any(plays(name) and not name & TRAINING_WORDS for name in called)
+    return ROLLOUT if learns or played else ""
 
 
 def is_training(via: str) -> bool:

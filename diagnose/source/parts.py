@@ -111,7 +111,7 @@ class Part:
         return [
             s
             for s in self.statements
-            if steps_environment(s)
+            if steps_environment(s, simulators=self.effects.simulators)
             or takes_action(s, self._definition)
             or any(
                 told & chosen and base not in self._called_models and not self.effects.is_module(base)

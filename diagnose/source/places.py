@@ -11,6 +11,7 @@ from diagnose.source.attention import attention_lines
 from diagnose.source.call_idioms import waited_for
 from diagnose.source.files import aliases_of, saved_in
 from diagnose.source.schedules import rates_of
+from diagnose.source.simulators import simulators_of
 from diagnose.source.sources import Sources
 from diagnose.source.statements import (
     Function,
@@ -87,6 +88,7 @@ def _read(tree: ast.Module) -> _File:
 def _places(tree: ast.Module) -> dict[int, list[Place]]:
     weights, aliases = Weights(tree), aliases_of(tree)
     at_once, imported, waits = averaged_at_once(tree), without_tensors(tree), waited_for(tree)
+    simulators = simulators_of(tree)
 
     @cache
     def flows(function: Function | None) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
@@ -110,6 +112,7 @@ def _places(tree: ast.Module) -> dict[int, list[Place]]:
             at_once=at_once,
             imported=imported,
             waited_for=waits,
+            simulators=simulators,
         )
 
     return {line: [known(place) for place in places] for line, places in by_line(tree).items()}

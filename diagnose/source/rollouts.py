@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from diagnose.source.statements import (
     Function,
@@ -12,6 +12,7 @@ from diagnose.source.statements import (
     Place,
     callee,
     calls_of,
+    given_to,
     names,
     nodes_of,
     reads,
@@ -27,11 +28,25 @@ ENVIRONMENTS = {
 
 ADVANCES = {"step", "reset", "recv", "step_wait"}
 
+PERFORMS = {"act", "play", "move", "push", "advance", "perform"}
+"""What else an environment that is called one is told to do."""
+
+LEARNT = {
+    *("model", "net", "network", "policy", "actor", "critic", "agent"),
+    *("models", "nets", "networks", "policies", "actors", "critics", "agents"),
+}
+"""Words of what was learned, or is: a simulation that asks it may be imagined."""
+
+CHOSEN = {"action", "actions", "move", "moves"}
+"""Words of what a policy has chosen."""
+
 TRAINING_WORDS = {"train", "training", "trainer", "fit", "epoch"}
 """In the name of a package's function that the time is in: it is the training's, whatever else the line
 does. `print(trainer.train())` is no logging."""
 
-EVALUATES = {"eval", "evaluate", "evaluation", "evaluator", "test", "val", "validate", "validation"}
+EVALUATES = {
+    *("eval", "evaluate", "evaluation", "evaluator", "test", "val", "validate", "validation", "benchmark"),
+}
 """Words of functions and environments that measure what was learned."""
 
 PLAYS = {"selfplay", "mcts", "playout", "playouts", "episode", "episodes"}
@@ -76,15 +91,21 @@ def plays(name: frozenset[str]) -> bool:
     return bool(name & PLAYS) or name >= {"self", "play"}
 
 
-def steps_environment(statement: ast.stmt, loops: Iterable[Loop] = ()) -> bool:
+def steps_environment(
+    statement: ast.stmt, loops: Iterable[Loop] = (), simulators: Collection[str] = ()
+) -> bool:
     """Whether a statement steps an environment, or resets it, in order to learn from that.
 
-    It is told by what the environment is called, or by what is taken of its step: `obs, reward, done`.
+    It is told by what the environment is called, or by what is taken of its step: `obs, reward, done`. One
+    without an object is told by both: `state, reward, done = env_step(state, action)`.
 
     Args:
         statement: It.
         loops: Those around it. What a loop's variable is of is told by what the loop goes over.
+        simulators: Functions of the script that may be such a step; see `simulators_of`.
     """
+    if _simulates(statement, simulators):
+        return True
     turns = _turns(statement, loops)
     for call in calls_of(statement):
         name, base = callee(call)
@@ -102,6 +123,19 @@ def steps_environment(statement: ast.stmt, loops: Iterable[Loop] = ()) -> bool:
         if name == "recv" or (name == "step" and statement.value is call and call.args):
             return _answers(statement.targets[0])
     return False
+
+
+def _simulates(statement: ast.stmt, simulators: Collection[str]) -> bool:
+    """Whether a statement asks a function what follows on a state and an action: it answers with a reward,
+    or is given what is called an action and answers whether that was the end."""
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+        return False
+    (target, *_), call = statement.targets, statement.value
+    given = given_to(call)
+    if callee(call)[1] or callee(call)[0] not in simulators or len(given) < 2 or not _answers(target):
+        return False
+    told = words_of(names(node for each in given for node in ast.walk(each)))
+    return not told & LEARNT and bool(told & CHOSEN or words_of(names(ast.walk(target))) & REWARDS)
 
 
 def _turns(statement: ast.stmt, loops: Iterable[Loop]) -> dict[str, ast.expr]:
@@ -159,12 +193,13 @@ def told_to_step(statement: ast.stmt) -> Iterator[tuple[str, set[str]]]:
 
 def takes_action(statement: ast.stmt, function: Function | None, loops: Iterable[Loop] = ()) -> bool:
     """Whether a statement steps something with what a policy has chosen in the same function, whatever it
-    is called and gives back: `depot.step(plan)` after `plan = self.act(seen)`."""
+    is called and gives back: `depot.step(plan)` after `plan = self.act(seen)`. What is called a game
+    or an environment may be told in other words: `game.play(move)`."""
     turns = _turns(statement, loops)
     given = {
         name
         for called, base, args in ((*callee(call), call.args) for call in calls_of(statement))
-        if called == "step" and base
+        if base and (called == "step" or (called in PERFORMS and words(base) & ENVIRONMENTS))
         if not words(base) & (EVALUATES | LEARNERS)
         if base not in turns or not words(_last_name(turns[base])) & LEARNERS
         for arg in args
@@ -184,6 +219,15 @@ def _acts(name: frozenset[str]) -> bool:
     return bool(name & ACTS) and not name & {"loss", "gradient", "gradients"}
 
 
+def judges_action(statement: ast.stmt) -> bool:
+    """Whether a statement has a model judge what it has chosen: `value = agent.evaluate(obs, action)`."""
+    return any(
+        words(callee(call)[0]) & EVALUATES
+        and words_of(names(node for each in given_to(call) for node in ast.walk(each))) & CHOSEN
+        for call in calls_of(statement)
+    )
+
+
 def collects(place: Place) -> bool:
     """Whether a statement serves to collect experience: it acts, in a loop that steps an environment.
 
@@ -196,7 +240,7 @@ def collects(place: Place) -> bool:
     steps = [
         each
         for each in inside
-        if steps_environment(each, loops) or takes_action(each, place.function, loops)
+        if steps_environment(each, loops, place.simulators) or takes_action(each, place.function, loops)
     ]
     if not steps or not any(map(_learns, inside)):
         return bool(steps)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from diagnose.source.statements import callee, nodes_of
+from diagnose.source.statements import Function, callee, nodes_of, parameters_of
 
 FEW_PARTS = 8
 """Of fewer parts than that, named in the script, each may be large: queries, keys and values. Likewise of
@@ -15,20 +15,30 @@ larger ones."""
 TRAINS = {"backward", "step", "train_step"}
 """Calls in the body of a loop that trains: its turns are the steps."""
 
+TENSOR = {"shape", "size", "dim", "ndim", "device", "new_zeros", "new_empty", "new_full", "new_tensor"}
+"""What a tensor is asked, and no list: each turn of a loop over it gets a row."""
+
 
 def takes_slices(
-    statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence[ast.AST], *, runs_function: bool = False
+    statement: ast.stmt,
+    loops: Sequence[ast.stmt],
+    nodes: Sequence[ast.AST],
+    function: Function | None = None,
+    *,
+    runs_function: bool = False,
 ) -> bool:
     """Whether a statement works on one slice of a tensor per turn, and one operation could do all turns.
 
     A slice is what the loop's variable selects as one of several indices, or as the rows that are taken, or
-    what a tensor was split into; and all that a turn makes of it. One operation could not where a turn
+    what a tensor was split into; and all that a turn makes of it. A row of what is surely a tensor is one
+    where a turn only does to it what can be done to all rows at once. One operation could not where a turn
     reads what the one before has written, but for a sum, or where the statement calls a part of a model.
 
     Args:
         statement: In the loop.
         loops: Those around it.
         nodes: Of the statement's own expressions.
+        function: Around the loops; what it asks of a name tells whether that is a tensor.
         runs_function: Whether the time is known to be that of a function which the statement calls, and
             which is no module's.
     """
@@ -37,12 +47,15 @@ def takes_slices(
     fors = [loop for loop in loops if isinstance(loop, (ast.For, ast.AsyncFor))]
     comprehensions = [node for node in nodes if isinstance(node, ast.comprehension)]
     variables = {name for each in (*fors, *comprehensions) for name in _names(each.target)}
-    parts = {name for each in comprehensions for name in _parts_in(each)}
+    tensors = _tensors_in(function) if fors or comprehensions else {}
+    parts = {name for each in comprehensions for name in _parts_in(each, nodes, tensors)}
     reads, writes = _read(nodes), _written(nodes)
     summed = writes if _is_sum(statement) else set()
-    if (reads & writes - variables or isinstance(statement, ast.AugAssign)) and not summed:
+    # A comprehension reads no name that its own statement assigns: `x = torch.stack([... for row in x])`.
+    carries = bool(fors and reads & writes - variables) or isinstance(statement, ast.AugAssign)
+    if carries and not summed:
         return False
-    flows = [_flow(loop, variables) for loop in fors if is_side_loop(loop)]
+    flows = [_flow(loop, variables, tensors) for loop in fors if is_side_loop(loop)]
     if any(reads & carried - summed for _, carried in flows):
         return False
     parts |= {name for sliced, _ in flows for name in sliced}
@@ -54,12 +67,15 @@ def is_side_loop(loop: ast.AST) -> bool:
     return not any(isinstance(node, ast.Call) and callee(node)[0] in TRAINS for node in ast.walk(loop))
 
 
-def _flow(loop: ast.For | ast.AsyncFor, variables: set[str]) -> tuple[set[str], set[str]]:
+def _flow(
+    loop: ast.For | ast.AsyncFor, variables: set[str], tensors: Mapping[str, int]
+) -> tuple[set[str], set[str]]:
     """Returns the names that hold a slice in the body of a loop, or what is made of it, and those that
     bring something from one turn to the next, but for sums."""
     statements = list(_in_order(loop.body))
     ever = {name for statement in statements for name in _written(nodes_of(statement))}
-    sliced, carried, written = _parts_in(loop), set[str](), set[str]()
+    inside = [node for each in loop.body for node in ast.walk(each)]
+    sliced, carried, written = _parts_in(loop, inside, tensors), set[str](), set[str]()
     for statement in statements:
         nodes = nodes_of(statement)
         reads, writes = _read(nodes), _written(nodes)
@@ -77,13 +93,23 @@ def _flow(loop: ast.For | ast.AsyncFor, variables: set[str]) -> tuple[set[str], 
     return sliced, carried
 
 
-def _parts_in(loop: ast.For | ast.AsyncFor | ast.comprehension) -> set[str]:
+def _parts_in(
+    loop: ast.For | ast.AsyncFor | ast.comprehension, inside: Sequence[ast.AST], tensors: Mapping[str, int]
+) -> set[str]:
     """Returns the variables of a loop that hold one part of a tensor after the other:
-    `for i, part in enumerate(x.unbind(1))`."""
+    `for i, part in enumerate(x.unbind(1))`.
+
+    Args:
+        loop: It.
+        inside: What its turns do.
+        tensors: See `_tensors_in`.
+    """
     pairs: list[tuple[ast.expr, ast.expr]] = [(loop.target, loop.iter)]
     found: set[str] = set()
     while pairs:
         target, source = pairs.pop()
+        if isinstance(source, ast.Name) and source.lineno <= tensors.get(source.id, 0):
+            found |= _names(target) if _for_all_rows(inside) else set()
         if not isinstance(source, ast.Call):
             continue
         name, _ = callee(source)
@@ -97,6 +123,38 @@ def _parts_in(loop: ast.For | ast.AsyncFor | ast.comprehension) -> set[str]:
         elif _splits(source):
             found |= _names(target)
     return found
+
+
+def _tensors_in(function: Function | None) -> dict[str, int]:
+    """Returns the parameters of a function that it asks what only tensors, and arrays, are asked, with the
+    last line on which they still are what was given. What else is a tensor may have few rows, and large
+    ones: queries, keys and values."""
+    if function is None or isinstance(function, ast.Lambda):
+        return {}
+    given = set(parameters_of(function))
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id in given]
+    asked = {
+        node.value.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and node.attr in TENSOR and isinstance(node.value, ast.Name)
+    }
+    end = function.end_lineno or function.lineno
+    stored = [node for node in names if isinstance(node.ctx, ast.Store)]
+    return {
+        name: min((node.lineno for node in stored if node.id == name), default=end)
+        for name in asked & given
+    }
+
+
+def _for_all_rows(inside: Sequence[ast.AST]) -> bool:
+    """Whether what is done to a row can be done to all at once: not to a part of it that is another in each
+    row, `row[:n]`, `row[row > 0]`."""
+    for node in inside:
+        if isinstance(node, ast.Call) and callee(node)[0] not in BATCHED:
+            return False
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _names(node.slice):
+            return False
+    return True
 
 
 def _splits(call: ast.Call) -> bool:
@@ -168,6 +226,13 @@ ELEMENTWISE_NAMES = """
     sin softplus sqrt square sub tanh where
 """
 ELEMENTWISE = frozenset(ELEMENTWISE_NAMES.split())
+
+ROWWISE_NAMES = """
+    all amax amin any append cat cumsum enumerate float len log_softmax max mean min norm prod reshape
+    reversed softmax squeeze stack std sum unsqueeze var view zip
+"""
+BATCHED = ELEMENTWISE | frozenset(ROWWISE_NAMES.split())
+"""What is done to a row, or of a row, and can be done to all rows at once."""
 
 
 def is_chain(statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence[ast.AST]) -> bool:

@@ -120,7 +120,7 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         yield EMA
     elif not found and (in_comprehension or _side_loops(place, within)) and not at_once:
         yield PYTHON_LOOP
-        if takes_slices(place.statement, place.loops, nodes):
+        if takes_slices(place.statement, place.loops, nodes, place.function):
             yield SLICES
         if is_chain(place.statement, place.loops, nodes):
             yield CHAIN

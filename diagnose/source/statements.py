@@ -40,6 +40,7 @@ class Place:
         aliases: What the names stand for that the file imports.
         waited_for: Names of the file that hold queues, threads and processes.
         imported: Names of the file that hold no tensors and give none: of packages, and `self.rng`.
+        simulators: Functions of the file that may say what an environment answers.
     """
 
     statement: ast.stmt
@@ -57,6 +58,7 @@ class Place:
     aliases: Mapping[str, str] = field(default_factory=dict)
     imported: frozenset[str] = frozenset()
     waited_for: frozenset[str] = frozenset()
+    simulators: frozenset[str] = frozenset()
 
 
 def by_line(tree: ast.Module) -> dict[int, list[Place]]:
