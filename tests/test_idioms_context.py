@@ -7,7 +7,18 @@ import pytest
 from diagnose.core.phases import Phase
 from diagnose.source.idioms import Idioms
 from diagnose.source.places import Places
-from diagnose.source.purposes import CLIP, COLLECT, HOOK, LOG, PYTHON_LOOP, SAVE, SCHEDULE, SLICES, WAIT
+from diagnose.source.purposes import (
+    CLIP,
+    COLLECT,
+    HOOK,
+    LOG,
+    PYTHON_LOOP,
+    SAVE,
+    SCHEDULE,
+    SLICES,
+    SYNC,
+    WAIT,
+)
 from diagnose.source.sources import Sources
 from tests.marked import FILE, of_marked
 
@@ -146,6 +157,99 @@ def test_a_schedule_is_told_by_where_it_was_stepped_whatever_it_is_called(
     stack = [(FILE, 3, "factor"), (FILE, 6, "fit")]
     assert set(found.of(stack, phase=Phase.OPTIMIZER)) - {PYTHON_LOOP} == set(idioms)
     assert (SCHEDULE in found.of(stack[1:], phase=Phase.OPTIMIZER)) is (idioms == (SCHEDULE,))
+
+
+KEPT_RATES = """
+def rate_at(step):
+    return sum(shape(step, i) for i in range(9))
+
+def set_rate(optimizer, lr):
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+def blend(old, rate):
+    return old * rate
+
+def adjust(optimizer, step, x):
+    rate = rate_at(step)
+    {}
+    {}
+"""
+SETS_RATE = "for group in optimizer.param_groups: group['lr'] = rate"
+
+
+@pytest.mark.parametrize(
+    ("sets", "keeps", "idiom"),
+    [
+        (SETS_RATE, "return rate", SCHEDULE),
+        (SETS_RATE, "self.rate = rate", SCHEDULE),
+        (SETS_RATE, "note = {'step': step, 'lr': rate}", SCHEDULE),
+        (SETS_RATE, "note['lr'] = rate", SCHEDULE),
+        ("set_rate(optimizer, rate)", "pass", SCHEDULE),
+        ("set_rate(optimizer, lr=rate)", "return rate", SCHEDULE),
+        ("groups = optimizer.param_groups", "for group in groups: group['lr'] = rate", SCHEDULE),
+        ("group = optimizer.param_groups[0]", "group['lr'] = rate; return rate", SCHEDULE),
+        # What is set is not this, or something is trained with it.
+        (SETS_RATE.replace("= rate", "= rate * base"), "return rate", PYTHON_LOOP),
+        (SETS_RATE.replace("'lr'", "'seen'"), "return rate", PYTHON_LOOP),
+        (SETS_RATE, "optimizer.step(rate)", PYTHON_LOOP),
+        (SETS_RATE, "rate.backward()", PYTHON_LOOP),
+        ("seen = rate * x; rate = f(x)", SETS_RATE, PYTHON_LOOP),
+        ("blend(x, rate)", "return rate", PYTHON_LOOP),
+        ("groups = settings.groups", "for group in groups: group['lr'] = rate", PYTHON_LOOP),
+    ],
+)
+def test_what_is_set_as_a_rate_is_one_whatever_else_keeps_it(sets: str, keeps: str, idiom: str):
+    stack = [(FILE, 3, "rate_at"), (FILE, 13, "adjust")]
+    found = Idioms(Places(Sources({FILE: KEPT_RATES.format(sets, keeps)})))
+    assert found.of(stack) == (idiom,)
+
+
+@pytest.mark.parametrize(
+    ("line", "idiom"),
+    [
+        ("set_rate(optimizer, rate_at(step))", SCHEDULE),
+        ("set_rate(optimizer, lr=base * rate_at(step))", SCHEDULE),
+        ("blend(x, rate_at(step))", PYTHON_LOOP),
+        ("set_rate(rate_at(step), base)", PYTHON_LOOP),
+    ],
+)
+def test_what_is_called_for_a_rate_that_is_given_on_serves_a_schedule(line: str, idiom: str):
+    text = KEPT_RATES.replace("rate = rate_at(step)", line).format("pass", "pass")
+    stack = [(FILE, 3, "rate_at"), (FILE, 13, "adjust")]
+    found = Idioms(Places(Sources({FILE: text})))
+    assert found.of(stack) == (idiom,)
+    assert found.of(stack[1:]) == ()
+
+
+def test_a_rate_that_is_an_attribute_of_its_schedule_is_one():
+    text = """
+class Warmup:
+    def step(self):
+        self.lr = self.rate_at(self.num)  # here
+        for group in self.optimizer.param_groups:
+            group["lr"] = {}
+"""
+    assert of_marked(text.format("self.lr")) == (SCHEDULE,)
+    assert of_marked(text.format("self.base")) == ()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_schedule_that_reads_numbers_of_a_tensor_is_one_where_that_waits_for_nothing(waits: bool):
+    text = """
+def factor(step):
+    for i in range(9):
+        total += float(curve[i])
+    return total
+
+for x in data:
+    {}
+"""
+    stack = [(FILE, 4, "factor"), (FILE, 8, "fit")]
+    for caller, idiom in (("warmup.step()", SYNC if waits else SCHEDULE), ("factor(x)", SYNC)):
+        stepped = {(FILE, 8)} if "step" in caller else set()
+        found = Idioms(Places(Sources({FILE: text.format(caller)})), stepped)
+        assert found.of(stack, waits=waits) == (idiom,)
 
 
 @pytest.mark.parametrize(
