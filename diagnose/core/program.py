@@ -150,7 +150,9 @@ class Calls:
         judged: Likewise in evaluation mode, where not every step trains on these samples.
         repeated_before: Gradient-free calls per step with what the next call of the model is trained on,
             with the same weights.
-        repeated_with_grad: Calls with gradients per step that were not the first with these samples.
+        repeated_with_grad: Calls with gradients per step, in training mode, that were not the first with
+            these samples.
+        judged_with_grad: Likewise in evaluation mode, where not every step trains on these samples.
         repeated_share: Part of what is computed without gradients in a usual step that `repeated` and
             `judged` are, by sizes of models and inputs.
         before_share: Likewise, that `repeated_before` are.
@@ -171,6 +173,7 @@ class Calls:
     judged: float | None = None
     repeated_before: float | None = None
     repeated_with_grad: float | None = None
+    judged_with_grad: float | None = None
     repeated_share: float | None = None
     before_share: float | None = None
     untrained: float | None = None
