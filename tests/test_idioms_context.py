@@ -10,8 +10,10 @@ from diagnose.source.places import Places
 from diagnose.source.purposes import (
     CLIP,
     COLLECT,
+    EMA,
     HOOK,
     LOG,
+    METRIC,
     PYTHON_LOOP,
     SAVE,
     SCHEDULE,
@@ -337,3 +339,42 @@ def test_a_helper_that_formats_what_is_written_is_logging():
     for line, idiom in {8: LOG, 11: LOG, 7: PYTHON_LOOP}.items():
         stack = [(FILE, 3, "row_of"), (FILE, line, "<module>")]
         assert Idioms(Places(Sources({FILE: text}))).of(stack) == (idiom,)
+
+
+@pytest.mark.parametrize(
+    ("function", "body", "logs"),
+    [
+        ("log_loss", "total = -sum(log(s) for s in scores)  # here\n    return total / len(scores)", False),
+        (
+            "log_rank_test",
+            "far = sum(a - b for a, b in pairs)  # here\n    return far ** 2 / spread",
+            False,
+        ),
+        ("Survival.log_rank", "far = sum(a - b for a, b in pairs)  # here\n    return far", False),
+        ("log_evidence", "far = sum(a - b for a, b in pairs)  # here\n    return math.log(far)", False),
+        # It tells, keeps, or makes what is told.
+        ("log_loss", "row = sum(a for a in losses)  # here\n    rows.append(row)", True),
+        ("log_loss", "row = sum(a for a in losses)  # here\n    print(row)\n    return row / 2", True),
+        ("log_line", "row = ' '.join(str(a) for a in losses)  # here\n    return 'loss ' + row", True),
+        ("log_stats", "row = sum(a for a in losses)  # here\n    return {'loss': row}", True),
+        ("LossLog.log", "row = sum(a for a in losses)  # here\n    return row", True),
+    ],
+)
+def test_a_function_that_gives_a_number_and_logs_nothing_is_named_for_the_logarithm(
+    function: str, body: str, logs: bool
+):
+    found = of_marked(f"def f(losses):\n    {body}\n", function, "main")
+    assert found == ((LOG,) if logs else (PYTHON_LOOP,))
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "idioms"),
+    [
+        ("averaged_f1", "score = hits / all  # here", (METRIC,)),
+        ("averaged_precision", "score = hits / all  # here", ()),
+        ("averaged", "rate = step / all  # here", (EMA,)),
+        ("averaged_f1_net", "rate = step / len(net.parameters())  # here", (EMA,)),
+    ],
+)
+def test_averaged_scores_are_no_average_of_weights(function: str, line: str, idioms: tuple[str, ...]):
+    assert of_marked(f"def f(step):\n    {line}\n", function, "main") == idioms
