@@ -117,6 +117,8 @@ class Model:
         num_tensors: Its parameter tensors.
         param_bytes: Their bytes.
         dtypes: Bytes of the parameters, by type: `float32`.
+        double_constants: Names of large float64 tensors that its modules hold besides parameters, each as
+            its module calls it; none that a tensor of another type has as well.
         num_convolutions: Convolutions in it.
         loops_in_torch: Whether it has an `nn.RNN` or `nn.GRU`, which torch computes step by step on a CPU,
             and no cell, such as `nn.GRUCell`, over which the script loops itself.
@@ -131,6 +133,7 @@ class Model:
     num_tensors: int = 0
     param_bytes: int = 0
     dtypes: Mapping[str, int] = field(default_factory=dict)
+    double_constants: tuple[str, ...] = ()
     num_convolutions: int = 0
     loops_in_torch: bool = False
     biased_before_norm: tuple[str, ...] = ()
