@@ -8,6 +8,7 @@ from diagnose.core.phases import Phase
 from diagnose.source.idioms import Idioms
 from diagnose.source.places import Places
 from diagnose.source.purposes import (
+    CHAIN,
     CLIP,
     COLLECT,
     EMA,
@@ -222,6 +223,14 @@ def test_what_is_called_for_a_rate_that_is_given_on_serves_a_schedule(line: str,
     found = Idioms(Places(Sources({FILE: text})))
     assert found.of(stack) == (idiom,)
     assert found.of(stack[1:]) == ()
+
+
+def test_a_schedule_that_adds_up_in_a_loop_is_one():
+    loop = "for i in r:\n        total += math.sin(step * i) * 1e-4"
+    text = KEPT_RATES.replace("return sum(shape(step, i) for i in range(9))", loop)
+    stack = [(FILE, 4, "rate_at"), (FILE, 14, "adjust")]
+    for last, idioms in (("return rate", (SCHEDULE,)), ("optimizer.step(rate)", (PYTHON_LOOP, CHAIN))):
+        assert Idioms(Places(Sources({FILE: text.format(SETS_RATE, last)}))).of(stack) == idioms
 
 
 def test_a_rate_that_is_an_attribute_of_its_schedule_is_one():

@@ -75,6 +75,9 @@ NAMELESS = (*MODEL, Phase.DATA_WAIT)
 OF_A_CALL = {PYTHON_LOOP, SLICES, CHAIN, ATTENTION}
 """What may be said of a line whose time is that of a module which it calls: `print(model(x))`."""
 
+LOOPS = {PYTHON_LOOP, SLICES, CHAIN}
+"""Ways in which a line works, whatever for."""
+
 METRIC_PACKAGES = re.compile(r"^(torchmetrics|torcheval|sklearn/metrics|evaluate|ignite/metrics)\b")
 
 
@@ -144,7 +147,7 @@ class Idioms:
             found = [PYTHON_LOOP, SLICES]
         if within.stepping and not found and self._is_turn(stack, within):
             found = [PYTHON_LOOP]
-        how = {PYTHON_LOOP} if waits else {PYTHON_LOOP, SYNC}
+        how = LOOPS if waits else LOOPS | {SYNC}
         if phase in BESIDE_THE_MODEL and set(found) <= how and self._schedules(stack):
             found = [SCHEDULE]
         if phase is Phase.OTHER and set(found) <= {PYTHON_LOOP} and self._formats(stack):
