@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from diagnose.core.graph import Graph
+from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Calls, Program
 from diagnose.hooks._contents import contents_of, look
@@ -18,6 +20,8 @@ from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.forward import ForwardHook
 from diagnose.hooks.model_calls import LOOKED_AT, ModelCallsHook
 from diagnose.rules._engine import built_in
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import at
 
 RULE = built_in()["extra-forward"]
 
@@ -147,7 +151,10 @@ def test_another_model_with_the_same_samples_does_not_compute_them_again():
 
 
 @pytest.mark.parametrize("of_all", [False, True])
-def test_a_call_in_evaluation_mode_is_counted_apart_unless_each_step_trains_on_all_there_is(of_all: bool):
+@pytest.mark.parametrize("how", ["judged", "judged_with_grad"])
+def test_a_call_in_evaluation_mode_is_counted_apart_unless_each_step_trains_on_all_there_is(
+    how: str, of_all: bool
+):
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
     everything = torch.randn(24, 4)
 
@@ -155,13 +162,13 @@ def test_a_call_in_evaluation_mode_is_counted_apart_unless_each_step_trains_on_a
         x = everything if of_all else torch.randn(24, 4)
         net.train()(x)
         net.eval()
-        with torch.no_grad():
+        with torch.set_grad_enabled(how == "judged_with_grad"):
             net(x.clone())
         net.train()
 
     facts = told([net], step)
-    assert facts["repeated"] == 0.0
-    assert facts["judged"] == float(not of_all)
+    counted = {each: facts[each] for each in ("repeated", "judged", "judged_with_grad") if facts[each]}
+    assert counted == ({} if of_all else {how: 1.0})
 
 
 @pytest.mark.parametrize("stepped", [False, True])
@@ -280,3 +287,16 @@ def test_calls_without_gradients_cost_their_part_of_what_is_computed_without_the
     both = checked(fires, repeated=0.4, judged=0.4, repeated_share=0.5)
     assert both.lost_ns_per_step == pytest.approx(whole.lost_ns_per_step / 2)
     assert checked(fires, repeated=0.2, judged=0.2) is None
+
+
+def test_a_call_with_gradients_in_evaluation_mode_takes_no_longer_than_the_one_that_trains():
+    program = Program(
+        calls=Calls(num_steps=5, repeated=0.0, judged_with_grad=1.0),
+        graph=Graph(num_nodes=100, wasted_share=0.5),
+    )
+    beside_a_validation = profile(evaluation_ms=60, program=program)
+    found = RULE.check(beside_a_validation)
+    assert found is not None
+    assert found.lost_ns == {Phase.EVALUATION: beside_a_validation.spent_ns(Phase.FORWARD)}
+    acting = (at("a = policy(obs)", 0.6, "rollout", phase=Phase.EVALUATION),)
+    assert RULE.check(replace(beside_a_validation, where=acting)) is None

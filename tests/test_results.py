@@ -11,6 +11,7 @@ from diagnose.source.places import Places
 from diagnose.source.results import Results
 from diagnose.source.roles import Roles
 from diagnose.source.sources import Sources
+from tests.sampled_script import Script
 
 FILE = "/home/u/train.py"
 
@@ -207,3 +208,74 @@ def test_results_are_followed_in_an_object_that_is_given_to_a_function(frames, r
     roles = Roles([(kind, FILE, at(part), "run", 1) for kind, part in sites], sources)
     found = roles.results([(FILE, at(part), function) for part, function in frames])
     assert found is not None and Results(Places(sources)).reach(*found) is reached
+
+
+IN_AN_OBJECT = """
+for x, y in loader:
+    out = model(x, y)
+    {loss}.backward()
+    optimizer.step()
+    hits = tally({logits}, y)
+    rows = {logits}.tolist()
+    right += compare(rows, y)
+    note = {loss}.item()
+    total += note
+    report(out)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "logits"), [("out.loss", "out.logits"), ("out['loss']", "out['logits']"), ("out[0]", "out[1]")]
+)
+@pytest.mark.parametrize(
+    ("line", "is_score"), [(3, False), (6, True), (7, True), (8, True), (9, False), (10, False), (11, True)]
+)
+def test_of_an_object_with_the_loss_in_it_the_rest_are_results(
+    loss: str, logits: str, line: int, is_score: bool
+):
+    assert _is_score(IN_AN_OBJECT.format(loss=loss, logits=logits), line) is is_score
+
+
+@pytest.mark.parametrize(
+    ("trained", "is_score"),
+    [
+        ("out.loss.backward()", True),
+        ("scaler.scale(out.loss).backward()", True),
+        ("out.backward()", False),
+        ("out.mean().backward()", False),
+        ("crit(out, y).backward()", False),
+        ("crit(out.logits, y).backward()", False),
+    ],
+)
+def test_only_what_the_backward_pass_does_not_read_of_an_object_is_a_result(trained: str, is_score: bool):
+    text = IN_AN_OBJECT.format(loss="out.loss", logits="out.logits")
+    assert _is_score(text.replace("out.loss.backward()", trained), 6) is is_score
+
+
+def _is_score(text: str, line: int) -> bool:
+    script = Script(text, [("for x, y", "next"), ("= model(", "forward"), (".backward", "backward")])
+    found = script.roles.results([(FILE, line, "<module>")])
+    return found is not None and Results(Places(Sources({FILE: text}))).reach(*found)
+
+
+@pytest.mark.parametrize(("line", "is_score"), [(9, True), (10, False)])
+def test_of_such_an_object_only_the_rest_comes_back_as_a_result(line: int, is_score: bool):
+    text = """
+def train_step(x, y):
+    out = model(x, y)
+    out.loss.backward()
+    return out.loss.item(), out.logits
+
+for x, y in loader:
+    loss, logits = train_step(x, y)
+    tally(logits, y)
+    note(loss, y)
+"""
+    script = Script(
+        text,
+        [("for x, y", "next"), ("= model(", "forward"), (".backward", "backward")],
+        inside=[("forward", "= model(", "= train_step"), ("backward", ".backward", "= train_step")],
+    )
+    found = script.roles.results([(FILE, line, "<module>")])
+    reached = found is not None and Results(Places(Sources({FILE: text}))).reach(*found)
+    assert reached is is_score

@@ -117,6 +117,8 @@ class Model:
         num_tensors: Its parameter tensors.
         param_bytes: Their bytes.
         dtypes: Bytes of the parameters, by type: `float32`.
+        double_constants: Names of large float64 tensors that its modules hold besides parameters, each as
+            its module calls it; none that a tensor of another type has as well.
         num_convolutions: Convolutions in it.
         loops_in_torch: Whether it has an `nn.RNN` or `nn.GRU`, which torch computes step by step on a CPU,
             and no cell, such as `nn.GRUCell`, over which the script loops itself.
@@ -131,6 +133,7 @@ class Model:
     num_tensors: int = 0
     param_bytes: int = 0
     dtypes: Mapping[str, int] = field(default_factory=dict)
+    double_constants: tuple[str, ...] = ()
     num_convolutions: int = 0
     loops_in_torch: bool = False
     biased_before_norm: tuple[str, ...] = ()
@@ -150,7 +153,9 @@ class Calls:
         judged: Likewise in evaluation mode, where not every step trains on these samples.
         repeated_before: Gradient-free calls per step with what the next call of the model is trained on,
             with the same weights.
-        repeated_with_grad: Calls with gradients per step that were not the first with these samples.
+        repeated_with_grad: Calls with gradients per step, in training mode, that were not the first with
+            these samples.
+        judged_with_grad: Likewise in evaluation mode, where not every step trains on these samples.
         repeated_share: Part of what is computed without gradients in a usual step that `repeated` and
             `judged` are, by sizes of models and inputs.
         before_share: Likewise, that `repeated_before` are.
@@ -172,6 +177,7 @@ class Calls:
     judged: float | None = None
     repeated_before: float | None = None
     repeated_with_grad: float | None = None
+    judged_with_grad: float | None = None
     repeated_share: float | None = None
     before_share: float | None = None
     untrained: float | None = None

@@ -33,9 +33,11 @@ MOST_KEPT_OF = 8
 MOST_ALIKE = 8
 """Calls that are remembered with one sample."""
 
-AFTER, JUDGED, BEFORE, WITH_GRAD = "repeated", "judged", "repeated_before", "repeated_with_grad"
+AFTER, JUDGED, BEFORE = "repeated", "judged", "repeated_before"
+WITH_GRAD, JUDGED_WITH_GRAD = "repeated_with_grad", "judged_with_grad"
 """Calls for nothing, by how they lie to the one that trained, as the facts name them: without gradients
-after it, in training mode or in evaluation mode; without gradients before it; with gradients after it."""
+after it, in training mode or in evaluation mode; without gradients before it; with gradients after it, in
+either mode."""
 
 Switches = Mapping[int, tuple[bool, tuple[object, ...]]]
 """By module, its mode and whatever else is switched: a model whose adapters are disabled for a moment is
@@ -143,7 +145,7 @@ class _Look:
         self._first_on: dict[Key, Call] = {}
         self._last_on: dict[Key, int] = {}
         self._last: dict[int, Call] = {}
-        self._counts = dict.fromkeys((AFTER, JUDGED, BEFORE, WITH_GRAD), 0)
+        self._counts = dict.fromkeys((AFTER, JUDGED, BEFORE, WITH_GRAD, JUDGED_WITH_GRAD), 0)
         self._sites: dict[str, tuple[int, int] | None] = {}
         self._works: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._padding: list[Padding] = []
@@ -248,8 +250,8 @@ class _Look:
         repeated = self._is_known(call)
         before = self._last.pop(id(call.part), None)
         if call.has_grad:
-            if repeated and call.training:
-                self._count(WITH_GRAD, call)
+            if repeated:
+                self._count(WITH_GRAD if call.training else JUDGED_WITH_GRAD, call)
             if before is not None and _is_same(before, call):
                 self._count(BEFORE, before)
                 self._free -= call.step > self._first_step and id(call.part.module()) in self._models

@@ -18,6 +18,9 @@ from diagnose.hooks.base import Hook
 MAX_NAMES = 20
 """Names kept of one kind: a report names a few, and says how many there are."""
 
+MIN_NUMBERS = 1024
+"""Fewer numbers may be running statistics, whose digits are wanted."""
+
 
 class ModelFactsHook(Hook):
     """Reads the parameters and the layers of the outermost training modules, once, after some steps."""
@@ -56,6 +59,7 @@ def describe(model: Any) -> dict[str, Any]:
         "num_tensors": len(params),
         "param_bytes": sum(dtypes.values()),
         "dtypes": dict(dtypes),
+        "double_constants": _double_constants(inner),
         "num_convolutions": len(convolutions),
         "loops_in_torch": any(isinstance(m, RNNBase) and m.mode != "LSTM" for m in inner.modules())
         and not any(isinstance(m, RNNCellBase) for m in inner.modules()),
@@ -64,6 +68,24 @@ def describe(model: Any) -> dict[str, Any]:
         "is_data_parallel": isinstance(model, DataParallel),
         "num_replicas": len(model.device_ids) if isinstance(model, DataParallel) else 0,
     }
+
+
+def _double_constants(model: Any) -> list[str]:
+    """Names of tensors in float64, other than parameters, with so many numbers that a product with them
+    takes a while; none that some tensor of another type has, too."""
+    import torch
+
+    wide: set[str] = set()
+    others: set[str] = set()
+    for module in model.modules():
+        own = (*module.named_buffers(recurse=False), *module.named_parameters(recurse=False))
+        for name, value in (*own, *vars(module).items()):
+            if not isinstance(value, torch.Tensor):
+                continue
+            is_wide = value.dtype in (torch.float64, torch.complex128)
+            constant = is_wide and not isinstance(value, torch.nn.Parameter)
+            (wide if constant and value.numel() >= MIN_NUMBERS else others).add(name)
+    return sorted(wide - others)[:MAX_NAMES]
 
 
 def _biased_before_norm(model: Any) -> Iterator[str]:

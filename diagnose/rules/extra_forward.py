@@ -38,14 +38,17 @@ BOTH_USED = Program(
     calls=Calls(num_steps=4, repeated_with_grad=1.0, repeated=0.0),
     graph=Graph(num_nodes=100, wasted_share=0.0),
 )
+JUDGED = Calls(num_steps=4, judged_with_grad=1.0, repeated=0.0)
+"""After `eval()`, which switches no gradients off."""
 EACH_STEP = Series(median_ns={Phase.EVALUATION: 20e6, Phase.FORWARD: 80e6})
 
 
 class ExtraForward(Rule):
     """
     ## What it means
-    In each step the model computes a batch for training and then, or just before, once more without
-    gradients, for a metric or a log. That result could have been had from the training's.
+    In each step the model computes a batch for training and then, or just before, once more for a metric or
+    a log: without gradients, or with such that no backward pass uses, as after `eval()` alone. That result
+    could have been had from the training's.
 
     ## What to do
     Keep the output of the training forward, and compute the metric from `output.detach()`.
@@ -62,6 +65,11 @@ class ExtraForward(Rule):
         profile(evaluation_ms=20, program=SWITCHED, series=EACH_STEP),
         profile(evaluation_ms=20, program=FIRST, series=EACH_STEP),
         profile(program=TWICE),
+        profile(
+            evaluation_ms=20,
+            program=Program(calls=JUDGED, graph=Graph(num_nodes=100, wasted_share=0.5)),
+            series=EACH_STEP,
+        ),
     )
     silent_on = (
         profile(
@@ -75,6 +83,11 @@ class ExtraForward(Rule):
             where=(at("a = policy(obs).sample()", 0.2, "rollout", phase=Phase.EVALUATION),),
         ),
         profile(program=BOTH_USED),
+        profile(
+            evaluation_ms=20,
+            program=Program(calls=JUDGED, graph=Graph(num_nodes=100, wasted_share=0.0)),
+            series=EACH_STEP,
+        ),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -85,21 +98,19 @@ class ExtraForward(Rule):
         """See `Rule.check`."""
         calls, graph = profile.program.calls, profile.program.graph
         assert calls is not None and calls.repeated is not None
-        wasted = graph.wasted_share if graph is not None else None
+        wasted = (graph.wasted_share or 0.0) if graph is not None else 0.0
         num_free, share, low = _without_gradients(profile, calls)
         if num_free >= MIN_REPEATS:
-            evaluation_ns = profile.spent_ns(Phase.EVALUATION)
-            usual_ns = profile.series.median_ns.get(Phase.EVALUATION, evaluation_ns)
-            usual_step_ns = sum(profile.series.median_ns.values()) or profile.step_time_ns
-            # Scaled, because a disturbed step is longer in all of its phases.
-            scaled_ns = usual_ns * profile.step_time_ns / usual_step_ns
-            acting_ns = rollout_share(profile, Phase.EVALUATION) * profile.step_time_ns
-            phase, lost_ns = Phase.EVALUATION, min(share * scaled_ns, max(0.0, evaluation_ns - acting_ns))
+            phase, lost_ns = Phase.EVALUATION, _evaluation_ns(profile, share)
             proof = f"{num_free:.0f} calls per step without gradients get what is trained on."
-        elif (calls.repeated_with_grad or 0.0) >= MIN_REPEATS and (wasted or 0.0) >= MIN_WASTED:
-            assert wasted is not None
+        elif (calls.repeated_with_grad or 0.0) >= MIN_REPEATS and wasted >= MIN_WASTED:
             phase, low = Phase.FORWARD, LOW
             lost_ns = wasted * profile.spent_ns(Phase.FORWARD)
+            proof = f"{format_share(wasted)} of the graph is never used by a backward pass."
+        elif (judged := calls.judged_with_grad or 0.0) >= MIN_REPEATS and wasted >= MIN_WASTED:
+            phase, low = Phase.EVALUATION, _low_of_switched(profile)
+            # No longer than the training call, whose loss is in this, too: something else may be evaluated.
+            lost_ns = min(judged * profile.spent_ns(Phase.FORWARD), _evaluation_ns(profile, 1.0))
             proof = f"{format_share(wasted)} of the graph is never used by a backward pass."
         else:
             return None
@@ -124,15 +135,30 @@ class ExtraForward(Rule):
         )
 
 
+def _evaluation_ns(profile: Profile, share: float) -> float:
+    """Returns nanoseconds of each step that a part of a usual evaluation takes, none of it acting."""
+    evaluation_ns = profile.spent_ns(Phase.EVALUATION)
+    usual_ns = profile.series.median_ns.get(Phase.EVALUATION, evaluation_ns)
+    usual_step_ns = sum(profile.series.median_ns.values()) or profile.step_time_ns
+    # Scaled, because a disturbed step is longer in all of its phases.
+    scaled_ns = usual_ns * profile.step_time_ns / usual_step_ns
+    acting_ns = rollout_share(profile, Phase.EVALUATION) * profile.step_time_ns
+    return min(share * scaled_ns, max(0.0, evaluation_ns - acting_ns))
+
+
+def _low_of_switched(profile: Profile) -> float:
+    """Returns the part that is won at least of a call in evaluation mode."""
+    graph = profile.program.graph
+    return LOW_OF_DROPOUT if graph is not None and graph.has_dropout else LOW
+
+
 def _without_gradients(profile: Profile, calls: Calls) -> tuple[float, float, float]:
     """Returns how many calls per step are for nothing, which part of the gradient-free computing they are,
     and which part of their time is won at least."""
-    graph = profile.program.graph
-    switched = bool(calls.judged) and graph is not None and graph.has_dropout
     num_calls = (calls.repeated or 0.0) + (calls.judged or 0.0)
     share = 1.0 if calls.repeated_share is None else calls.repeated_share
     # An agent must have acted before it can learn of that.
     if calls.repeated_before and not rollout_share(profile, Phase.EVALUATION):
         share = (share if num_calls else 0.0) + (1.0 if calls.before_share is None else calls.before_share)
         num_calls += calls.repeated_before
-    return num_calls, min(1.0, share), LOW_OF_DROPOUT if switched else LOW
+    return num_calls, min(1.0, share), _low_of_switched(profile) if calls.judged else LOW

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from diagnose.source.statements import callee, calls_of, closure, reads, writes
 
 TRAINS = {"backward", "step"}
 
 
-def made_for(statements: Sequence[ast.stmt], serves: Callable[[ast.stmt, str], bool]) -> frozenset[str]:
+def made_for(
+    statements: Sequence[ast.stmt],
+    serves: Callable[[ast.stmt, str], bool],
+    given: Collection[str] = (),
+) -> frozenset[str]:
     """Returns the names whose values serve a purpose and none besides, but to be told or compared.
 
     Args:
         statements: Those of a function.
         serves: Whether a statement, which reads a name, uses it for that purpose.
+        given: Names that count whatever else they serve.
     """
     readers: dict[str, list[ast.stmt]] = {}
     for statement in statements:
@@ -26,7 +31,7 @@ def made_for(statements: Sequence[ast.stmt], serves: Callable[[ast.stmt, str], b
     def more(found: set[str]) -> set[str]:
         return {name for name, users in readers.items() if _only_serves(name, users, found, serves)}
 
-    return frozenset(closure(set(), more))
+    return frozenset(closure(set(given), more))
 
 
 def _only_serves(

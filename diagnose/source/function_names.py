@@ -9,7 +9,17 @@ from diagnose.source.call_idioms import ALSO_OF_MODELS, LEARNING_WORDS, METRIC_W
 from diagnose.source.places import Places
 from diagnose.source.purposes import CLIP, EMA, LOG, METRIC, SAVE
 from diagnose.source.sites import Frame
-from diagnose.source.statements import Function, callee, calls_of, names, statements_of, words, words_of
+from diagnose.source.statements import (
+    Assignment,
+    Function,
+    callee,
+    calls_of,
+    names,
+    statements_of,
+    words,
+    words_of,
+    writes,
+)
 
 MATH_NAMES = """
     cosh density det exp gamma likelihood mel odds partition pdf prob probability probs ratio scale sigmoid
@@ -17,6 +27,9 @@ MATH_NAMES = """
 """
 MATH_WORDS = frozenset(MATH_NAMES.split())
 """Beside one of these, `log` in a name is the logarithm."""
+MATH_MODULES = {"math", "np", "numpy", "torch"}
+REDUCES = {"sum", "fsum", "mean", "float", "max", "min", "abs", "item"}
+"""Calls that give a number."""
 GRADIENT_WORDS = {"grad", "grads", "gradient", "gradients"}
 LOG_WORDS = ("log", "logging", "logs", "report", "print", "tensorboard", "wandb", "logger")
 
@@ -84,11 +97,14 @@ class FunctionNames:
                 continue
             if purpose == LOG and self._only_scores(file, line, word, of_name, purposes):
                 continue
+            if word == "log" and self._is_logarithm(file, line, parts):
+                continue
             if purpose == CLIP and not (of_name | self._words_at(file, line)) & GRADIENT_WORDS:
                 continue
             if purpose == CLIP and self._has_torch_clip(file, line):
                 continue
-            if purpose == EMA and word not in words(parts[-1]) and not self._averages(file, line):
+            sure = word in words(parts[-1]) and not of_name & METRIC_WORDS  # `averaged_precision`
+            if purpose == EMA and not sure and not self._averages(file, line):
                 continue
             return purpose
         return ""
@@ -104,6 +120,23 @@ class FunctionNames:
         if word != "logger":
             scores -= {"metric", "metrics"}
         return bool(scores) and not self._logs(file, line)
+
+    def _is_logarithm(self, file: str, line: int, parts: Sequence[str]) -> bool:
+        """Whether `log` in a function's own name is the logarithm, or a test's: it returns a number that it
+        has computed, and logs nothing. `log_loss`, `log_rank`."""
+        if any("log" in words(part) for part in parts[:-1]):
+            return False
+        statements = _statements(self._function_at(file, line))
+        numbers = {
+            name
+            for each in statements
+            if isinstance(each, Assignment) and each.value is not None and _is_number(each.value)
+            for name in writes(each)
+        }
+        returned = [
+            each.value for each in statements if isinstance(each, ast.Return) and each.value is not None
+        ]
+        return any(_is_number(value, numbers) for value in returned) and not self._logs(file, line)
 
     def _logs(self, file: str, line: int) -> bool:
         """Whether the function that holds a line logs, or what it calls in the same file does."""
@@ -153,3 +186,21 @@ class FunctionNames:
 
 def _statements(function: Function | None) -> list[ast.stmt]:
     return [] if function is None or isinstance(function, ast.Lambda) else list(statements_of(function))
+
+
+def _is_number(value: ast.expr, numbers: Collection[str] = ()) -> bool:
+    """Whether a value is a number, or a tensor, that is computed where it stands: no text, and no record.
+
+    Args:
+        value: It.
+        numbers: Names that hold such.
+    """
+    if isinstance(value, ast.Name):
+        return value.id in numbers
+    if isinstance(value, ast.Call):
+        name, base = callee(value)
+        return name in REDUCES or base in MATH_MODULES
+    nodes = list(ast.walk(value))
+    keys = {id(node.slice) for node in nodes if isinstance(node, ast.Subscript)}
+    texts = (node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return isinstance(value, (ast.BinOp, ast.UnaryOp)) and all(id(text) in keys for text in texts)

@@ -24,6 +24,7 @@ from diagnose.source.purposes import (
     ROLLOUT,
     SCHEDULE,
     SLICES,
+    SYNC,
 )
 from diagnose.source.rollouts import (
     ENVIRONMENT_PACKAGES,
@@ -75,6 +76,9 @@ NAMELESS = (*MODEL, Phase.DATA_WAIT)
 
 OF_A_CALL = {PYTHON_LOOP, SLICES, CHAIN, ATTENTION}
 """What may be said of a line whose time is that of a module which it calls: `print(model(x))`."""
+
+LOOPS = {PYTHON_LOOP, SLICES, CHAIN}
+"""Ways in which a line works, whatever for."""
 
 METRIC_PACKAGES = re.compile(r"^(torchmetrics|torcheval|sklearn/metrics|evaluate|ignite/metrics)\b")
 
@@ -161,7 +165,8 @@ class Idioms:
             found = [PYTHON_LOOP, SLICES]
         if within.stepping and not found and self._is_turn(stack, within):
             found = [PYTHON_LOOP]
-        if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP} and self._schedules(stack):
+        how = LOOPS if waits else LOOPS | {SYNC}
+        if phase in BESIDE_THE_MODEL and set(found) <= how and self._schedules(stack):
             found = [SCHEDULE]
         if phase is Phase.OTHER and set(found) <= {PYTHON_LOOP} and self._formats(stack):
             found = [LOG]
@@ -244,6 +249,8 @@ class Idioms:
             calls = self._places.calls(file, line)
             if self._steps_schedule(file, line):
                 return not depth or len(calls) == 1
+            if depth and self._gives_rate(file, line, stack[depth - 1][2].rpartition(".")[2]):
+                return True
             if depth and SCHEDULE in self.of_line(file, line):
                 # What a rate is made with is all for that; what a schedule is given may have other uses.
                 made = all(isinstance(place.statement, Assignment) for place in self._places.at(file, line))
@@ -251,6 +258,12 @@ class Idioms:
             if depth and words(function.rpartition(".")[2]) & OUTERMOST_WORDS:
                 return False  # the loop, or a part of it, inside of something that is stepped
         return False
+
+    def _gives_rate(self, file: str, line: int, function: str) -> bool:
+        """Whether a line calls a function for a rate that it gives to another one, which sets it."""
+        rates = (rate for place in self._places.at(file, line) for rate in place.given_rates)
+        nodes = (node for rate in rates for node in ast.walk(rate))
+        return any(isinstance(node, ast.Call) and callee(node)[0] == function for node in nodes)
 
     def _formats(self, stack: Sequence[Frame]) -> bool:
         """Whether a line makes text for a caller that makes text, which is written to a file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 from diagnose.source.attention import attention_lines
 from diagnose.source.call_idioms import waited_for
 from diagnose.source.files import aliases_of, saved_in
-from diagnose.source.schedules import rates_of
+from diagnose.source.schedules import given_as_rates, groups_of, rate_setters, rates_of
 from diagnose.source.simulators import simulators_of
 from diagnose.source.sources import Sources
 from diagnose.source.statements import (
@@ -82,32 +83,42 @@ def _read(tree: ast.Module) -> _File:
     for scope in scopes:
         if not isinstance(scope, ast.Module):
             functions.setdefault(scope.name, []).append(scope)
-    return _File(_places(tree), functions, scopes, attention_lines(tree))
+    return _File(_places(tree, functions), functions, scopes, attention_lines(tree))
 
 
-def _places(tree: ast.Module) -> dict[int, list[Place]]:
+class _Flows(NamedTuple):
+    rates: frozenset[str] = frozenset()
+    groups: frozenset[str] = frozenset()
+    saved: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
+
+
+def _places(tree: ast.Module, functions: Mapping[str, list[Function]]) -> dict[int, list[Place]]:
     weights, aliases = Weights(tree), aliases_of(tree)
     at_once, imported, waits = averaged_at_once(tree), without_tensors(tree), waited_for(tree)
     simulators = simulators_of(tree)
+    setting = rate_setters(functions)
 
     @cache
-    def flows(function: Function | None) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    def flows(function: Function | None) -> _Flows:
         if isinstance(function, ast.Lambda):
-            return frozenset(), frozenset(), frozenset()
+            return _Flows()
         scope = function or tree
-        return rates_of(scope), saved_in(scope, aliases), texts_of(scope)
+        return _Flows(rates_of(scope, setting), groups_of(scope), saved_in(scope, aliases), texts_of(scope))
 
     def known(place: Place) -> Place:
-        rates, saved, texts = flows(place.function)
+        held = flows(place.function)
         return replace(
             place,
             weights=weights.of(place.function),
             gradients=weights.of(place.function, "gradients"),
             norms=weights.norms(place.function),
             hooked=weights.hooked(place.function),
-            rates=rates,
-            saved=saved,
-            texts=texts,
+            rates=held.rates,
+            groups=held.groups,
+            given_rates=tuple(given_as_rates(place.statement, setting)),
+            saved=held.saved,
+            texts=held.texts,
             aliases=aliases,
             at_once=at_once,
             imported=imported,

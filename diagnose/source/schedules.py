@@ -3,30 +3,65 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from diagnose.source.blocks import Blocks
-from diagnose.source.flows import made_for
-from diagnose.source.statements import Loop, Scope, names, statements_of
+from diagnose.source.flows import TRAINS, made_for
+from diagnose.source.statements import (
+    Function,
+    Loop,
+    Scope,
+    bound,
+    callee,
+    calls_of,
+    names,
+    parameters_of,
+    reads,
+    statements_of,
+    writes,
+)
 
 RATES = {"lr", "weight_decay", "momentum"}
 """What a schedule sets in an optimizer's groups of parameters."""
 
+GROUPS = "param_groups"
 
-def sets_rate(statement: ast.stmt, loops: Sequence[Loop]) -> bool:
+RateSetters = Mapping[str, tuple[Function, frozenset[str]]]
+"""By the names of functions, they and those of their parameters that they set as rates."""
+
+
+def sets_rate(statement: ast.stmt, loops: Sequence[Loop], groups: Collection[str] = ()) -> bool:
     """Whether a statement sets the rate of an optimizer's group of parameters: `group["lr"] = rate`.
 
     Args:
         statement: It.
         loops: Those around it.
+        groups: Names that hold an optimizer's groups there, or one of them.
     """
-    groups = {
+    held = {GROUPS, *groups}
+    turns = {
         name
         for loop in loops
-        if not isinstance(loop, ast.While) and "param_groups" in names(ast.walk(loop.iter))
+        if not isinstance(loop, ast.While) and held & names(ast.walk(loop.iter))
         for name in names(ast.walk(loop.target))
     }
-    return any(names(ast.walk(target)) & {*groups, "param_groups"} for target in _rates(statement))
+    return any(names(ast.walk(target)) & (turns | held) for target in _rates(statement))
+
+
+def groups_of(function: Scope) -> frozenset[str]:
+    """Returns the names of a function that hold an optimizer's groups of parameters, or one of them."""
+    return frozenset(
+        target.id
+        for statement in statements_of(function)
+        if isinstance(statement, ast.Assign) and _is_of_groups(statement.value)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    )
+
+
+def _is_of_groups(value: ast.expr) -> bool:
+    value = value.value if isinstance(value, ast.Subscript) else value
+    return isinstance(value, ast.Attribute) and value.attr == GROUPS
 
 
 def _rates(statement: ast.stmt) -> list[ast.expr]:
@@ -43,14 +78,91 @@ def _rates(statement: ast.stmt) -> list[ast.expr]:
     ]
 
 
-def rates_of(function: Scope) -> frozenset[str]:
+def rate_setters(functions: Mapping[str, Sequence[Function]]) -> RateSetters:
+    """Returns the functions of a file that set a rate which they are given: `def set_lr(optimizer, lr)`.
+
+    Args:
+        functions: Those of the file, by name. One of several with a name is not known by it.
+    """
+    found: dict[str, tuple[Function, frozenset[str]]] = {}
+    for name, same in functions.items():
+        function = same[0]
+        if len(same) > 1 or isinstance(function, ast.Lambda):
+            continue
+        statements = list(statements_of(function))
+        made = set().union(*map(writes, statements))
+        kept = _set_by(_setters(function, statements)) & set(parameters_of(function)) - made
+        if kept:
+            found[name] = function, frozenset(kept)
+    return found
+
+
+def rates_of(function: Scope, setting: RateSetters) -> frozenset[str]:
     """Returns the names of a function whose values become a rate of the optimizer's, and nothing else but
-    something to be told or compared: `lr`, in `lr = rate_at(step)` before `group["lr"] = lr`."""
+    something to be told or compared: `lr`, in `lr = rate_at(step)` before `group["lr"] = lr`.
+
+    What is set as it is, or given to a function that does so, is a rate whatever else reads it, such as a
+    record or a `return`, unless something is trained with it.
+
+    Args:
+        function: It, or the module.
+        setting: The functions of the file that set a rate which they are given.
+    """
     statements = list(statements_of(function))
-    if not any(map(_rates, statements)):
+    setters = _setters(function, statements)
+    given = {id(each): given_as_rates(each, setting) for each in statements}
+    ends = [each for each in statements if each in setters or given[id(each)]]
+    if not ends:
         return frozenset()
+
+    def serves(statement: ast.stmt, name: str) -> bool:
+        rates = given[id(statement)]
+        return statement in setters or any(name in reads(ast.Expr(rate)) for rate in rates)
+
+    direct = _set_by(setters) | {name for rates in given.values() for name in map(_name_of, rates)}
+    direct -= set().union(*map(_trained_with, statements))
     blocks = Blocks(function)
-    setters = {id(each) for each in statements if sets_rate(each, blocks.loops(each))}
-    if not setters:
-        return frozenset()
-    return made_for(statements, lambda statement, name: id(statement) in setters)
+
+    def is_set(writer: ast.stmt, name: str) -> bool:
+        """Whether what a statement gives a name is set, and not another thing that is called so later."""
+        return not calls_of(writer) or any(
+            name in reads(end) and blocks.reaches(writer, name, end) for end in ends
+        )
+
+    kept = {
+        name for name in direct if all(is_set(each, name) for each in statements if name in writes(each))
+    }
+    return made_for(statements, serves, kept)
+
+
+def _setters(function: Scope, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Returns the statements of a function that set a rate."""
+    if not any(map(_rates, statements)):
+        return []
+    blocks, groups = Blocks(function), groups_of(function)
+    return [each for each in statements if sets_rate(each, blocks.loops(each), groups)]
+
+
+def _set_by(setters: Iterable[ast.stmt]) -> set[str]:
+    """Returns the names of what statements set as a rate as it is."""
+    return {_name_of(each.value) for each in setters if isinstance(each, ast.Assign)} - {""}
+
+
+def _name_of(value: ast.expr) -> str:
+    return ast.unparse(value) if isinstance(value, (ast.Name, ast.Attribute)) else ""
+
+
+def given_as_rates(statement: ast.stmt, setting: RateSetters) -> list[ast.expr]:
+    """Returns what a statement gives as a rate to a function that sets it."""
+    found: list[ast.expr] = []
+    for call in calls_of(statement) if setting else ():
+        function, rates = setting.get(callee(call)[0], (None, frozenset()))
+        found += [value for name, value in bound(call, function) if name in rates]
+    return found
+
+
+def _trained_with(statement: ast.stmt) -> set[str]:
+    """Returns the names of what a statement trains with."""
+    return set().union(
+        *(reads(ast.Expr(call)) for call in calls_of(statement) if callee(call)[0] in TRAINS)
+    )

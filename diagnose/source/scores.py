@@ -19,6 +19,7 @@ from diagnose.source.statements import (
     grow,
     header_lines,
     key_of,
+    nodes_of,
     reads,
     writes,
 )
@@ -47,6 +48,7 @@ class Scores:
         self._found = found
         self._links = links
         self.losses = self._losses()
+        self._lost = self._lost_parts()
 
     def results(self) -> dict[int, set[str]]:
         """Returns by line the names that hold there what models have computed, or what is made of it, but
@@ -72,9 +74,10 @@ class Scores:
         held: dict[int, set[str]] = {}
         for statement in part.models:
             own = writes(statement) if statement not in part.passes else self._given_back(statement)
-            held[id(statement)] = (own | self._left_by(statement)) - self.losses
+            held[id(statement)] = (own | self._left_by(statement)) - (self.losses - self._lost.keys())
         aside = {id(s) for s in part.statements if s.lineno in self._found.roles}
         aside |= self._found.carried | part.hooked
+        aside |= {id(s) for s in part.statements if self._reads_loss_of(nodes_of(s), self._lost)}
         aside |= part.walk([(s, part.reads[id(s)]) for s in part.models])[0].keys()  # another model's
         return part.spread(held, aside), aside
 
@@ -92,6 +95,7 @@ class Scores:
                 part.blocks.reaches(source, name, item.at)
                 for source in part.statements
                 for name in held.get(id(source), set()) & item.reads
+                if not self._reads_loss_of(list(ast.walk(item.value)), {name}, or_all=True)
             )
         }
 
@@ -149,6 +153,30 @@ class Scores:
         sums = [(writes(s), _terms(s)) for s in self._sums()]
         return closure(losses, lambda held: (each for made, more in sums if made & held for each in more))
 
+    def _lost_parts(self) -> dict[str, set[str]]:
+        """Returns by the names of objects with a loss in them what backward passes begin with of these:
+        `out.loss`, of `out`."""
+        part = self._part
+        lost: dict[str, set[str]] = {}
+        for name in set().union(*map(writes, part.models)) & self.losses:
+            uses = [_uses(nodes_of(s), name) for s in part.passes if name in part.reads[id(s)]]
+            if uses and all(parts and not whole for parts, whole in uses):
+                lost[name] = set().union(*(parts for parts, _ in uses))
+        return lost
+
+    def _reads_loss_of(
+        self, nodes: Sequence[ast.AST], objects: Collection[str], *, or_all: bool = False
+    ) -> bool:
+        """Whether of an object with a loss in it only that is read among nodes.
+
+        Args:
+            nodes: They.
+            objects: Names of objects that are asked about.
+            or_all: Whether it counts as well where the object is read as a whole.
+        """
+        uses = [(*_uses(nodes, name), lost) for name, lost in self._lost.items() if name in objects]
+        return any(or_all if whole else bool(parts) and parts <= lost for parts, whole, lost in uses)
+
     def _sums(self) -> list[ast.stmt]:
         """Returns the statements that add up terms of a loss."""
         part, roles = self._part, self._found.roles
@@ -205,6 +233,25 @@ def links_of(parts: Sequence[Part]) -> Links:
             break
         links = after
     return links
+
+
+def _uses(nodes: Sequence[ast.AST], name: str) -> tuple[set[str], bool]:
+    """Returns which parts of an object are read among nodes, `out.loss` or `out[0]`, and whether all of it
+    is: also by a method of its own."""
+    parts_of = {
+        id(node.value): node
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        or (isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant))
+    }
+    methods = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    found = [
+        parts_of.get(id(node))
+        for node in nodes
+        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == name
+    ]
+    parts = [part for part in found if part is not None and id(part) not in methods]
+    return {ast.unparse(part) for part in parts}, len(parts) < len(found)
 
 
 def _terms(statement: ast.stmt) -> set[str]:

@@ -87,7 +87,8 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         found.discard(METRIC)
     if not within.stepping:
         works = any(isinstance(node, (ast.Call, ast.comprehension)) for node in nodes)
-        if sets_rate(place.statement, place.loops) or (works and makes_only(place.statement, place.rates)):
+        sets = sets_rate(place.statement, place.loops, place.groups)
+        if sets or (works and makes_only(place.statement, place.rates)):
             found.add(SCHEDULE)
         found.update(of_weights(place, nodes))
         for node in nodes:

@@ -33,7 +33,9 @@ class Place:
         gradients: Names that hold their gradients.
         norms: Names that are made of norms of gradients there.
         hooked: The parameter of that function, if a hook of each weight calls it.
-        rates: Names there whose values become a learning rate, and nothing else.
+        rates: Names there whose values become a learning rate.
+        groups: Names there that hold an optimizer's groups of parameters, or one of them.
+        given_rates: What the statement gives to a function that sets it as a rate: `set_lr(optimizer, lr)`.
         at_once: Names of the file that hold an average which is updated in one call for all tensors.
         saved: Names there of files that state is saved to, and of what is made for them.
         texts: Names there of text that is made to be written to a file.
@@ -52,6 +54,8 @@ class Place:
     norms: frozenset[str] = frozenset()
     hooked: frozenset[str] = frozenset()
     rates: frozenset[str] = frozenset()
+    groups: frozenset[str] = frozenset()
+    given_rates: tuple[ast.expr, ...] = ()
     at_once: frozenset[str] = frozenset()
     saved: frozenset[str] = frozenset()
     texts: frozenset[str] = frozenset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from diagnose.source.statements import callee
+from diagnose.source.statements import callee, given_to
 
 PREDICATES = {"isnan", "isinf", "isfinite", "allclose", "equal", "any", "all"}
 
@@ -19,6 +19,17 @@ NO_TENSORS = {
 """Functions, and methods of texts, whose results are no tensors."""
 OF_TORCH_ALONE = {"device", "Size", "numel", "seed", "initial_seed", "iinfo", "finfo", "typename"}
 """Functions of torch that give no tensor either, as do those that get or ask: `torch.get_num_threads()`."""
+PRODUCTS = {
+    *("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "einsum", "tensordot", "linear"),
+    *("conv1d", "conv2d", "conv3d"),
+}
+TURNS = {"T", "mT", "H", "mH", "data"}
+LIGHT = {
+    *("double", "float", "to", "abs", "cos", "sin", "exp", "log", "log1p", "sqrt", "square", "pow"),
+    *("mean", "sum", "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze"),
+    *("contiguous", "flatten"),
+}
+"""Calls beside which a product is most of what a line does."""
 
 
 def without_tensors(tree: ast.Module) -> frozenset[str]:
@@ -96,3 +107,42 @@ def _of_torch(node: ast.expr) -> bool:
         and name not in OF_TORCH_ALONE
         and not name.startswith(("get_", "is_", "are_"))
     )
+
+
+def factors(text: str) -> frozenset[str]:
+    """Returns the attributes with which a line takes a product as they are, each by its last name: `basis`,
+    of `x @ self.basis.T`, but not of `x @ self.basis.float()`.
+
+    There are none where something else on the line may take most of its time: a module, another product.
+
+    Args:
+        text: The line; of a statement that goes on in the next one, nothing is known.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except SyntaxError:
+        return frozenset()
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    operators = [node for node in nodes if isinstance(node, ast.BinOp)]
+    products = [[node.left, node.right] for node in operators if isinstance(node.op, ast.MatMult)]
+    for call in calls:
+        name = callee(call)[0]
+        if name in PRODUCTS:
+            of = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+            products.append([*given_to(call), *of])
+        elif name not in LIGHT:
+            return frozenset()
+    if len(products) > 1:
+        return frozenset()
+    scaled = [
+        each for node in operators if isinstance(node.op, ast.Mult) for each in (node.left, node.right)
+    ]
+    found = (_turned(factor) for factor in (products[0] if products else scaled))
+    return frozenset(factor.attr for factor in found if isinstance(factor, ast.Attribute))
+
+
+def _turned(value: ast.expr) -> ast.expr:
+    """Returns of what an expression is a part, or the same with its axes in another order."""
+    while isinstance(value, ast.Subscript) or (isinstance(value, ast.Attribute) and value.attr in TURNS):
+        value = value.value
+    return value
