@@ -1,4 +1,4 @@
-"""Which samples workers are to fetch is drawn on the training thread: how long that takes."""
+"""Which samples are to be fetched is drawn on the training thread, whoever fetches: how long it takes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class DrawnBefore(SlowBatches):
 def profile_of(run_dir: Path, *, epochs: int, **arguments: Any) -> Profile:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(ROWS, num_workers=2, **arguments)
+    loader = DataLoader(ROWS, **{"num_workers": 2, **arguments})
     diagnose.attach(run_dir)
     for _ in range(epochs):
         for (rows,) in loader:
@@ -127,3 +127,33 @@ def test_an_order_that_torch_draws_takes_no_time_worth_the_name(tmp_path):
     assert stats.drawing_ns is not None and stats.epoch_drawing_ns is not None
     assert stats.drawing_ns < 1 * MS
     assert stats.epoch_drawing_ns < 1 * MS
+
+
+def test_batches_that_are_drawn_for_long_are_not_fetched_slowly_where_there_are_no_workers(tmp_path):
+    batches = SlowBatches()
+    found = profile_of(tmp_path / "run", epochs=3, batch_sampler=batches, num_workers=0)
+    stats = found.input
+    assert stats.own_drawing_ns is not None and stats.drawing_ns is None
+    assert stats.own_drawing_ns == pytest.approx(39 / 40 * sum(batches.took_ns) / 120, rel=0.3)
+    assert stats.fetch_ns is not None and stats.fetch_ns < 0.3 * stats.own_drawing_ns
+    assert "slow-batch-building" in rules(found)
+    assert not {"serial-loading", "repeated-preparation"} & set(rules(found))
+    (finding,) = (each for each in found.findings if each.rule == "slow-batch-building")
+    assert Path(finding.file) == Path(__file__)
+    assert "Let the sampler draw" in finding.fix
+
+
+class SlowRows(TensorDataset):
+    """Rows that take some time to fetch."""
+
+    def __getitem__(self, index: Any) -> Any:
+        time.sleep(0.003)
+        return super().__getitem__(index)
+
+
+def test_an_order_that_torch_draws_leaves_slow_samples_to_the_loader_without_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", SlowRows(*ROWS.tensors))
+    found = profile_of(tmp_path / "run", epochs=2, batch_size=4, shuffle=True, num_workers=0)
+    assert found.input.own_drawing_ns is not None and found.input.own_drawing_ns < 0.2 * MS
+    assert "serial-loading" in rules(found)
+    assert "slow-batch-building" not in rules(found)

@@ -23,6 +23,16 @@ class Images:
 
     def crops(self, row):
         return [self.transform(self.decode(one)) for one in row]
+
+
+class Sounds:
+    def __getitem__(self, row):
+        wave = self.decode(row)
+        wave = self.resample(wave)
+        return to_spectrogram(wave)
+
+    def cut(self, row):
+        return crop(noise(row))
 """
 NO_PACKAGE: Frame = ("", 0, "")
 SECOND = 1_000_000_000
@@ -40,6 +50,7 @@ def share(*stacks: tuple[int, list[tuple[int, str]]], collates: tuple[str, ...] 
 GETS = "Windows.__getitem__"
 ALL_IN_ONE = "Images.__getitem__"
 CROPS = "Images.crops"
+SOUNDS = "Sounds.__getitem__"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +62,9 @@ CROPS = "Images.crops"
         [(80, "Crop.forward"), (5, GETS)],
         [(80, "Crop.forward"), (11, ALL_IN_ONE)],
         [(80, "Crop.forward"), (14, f"{CROPS}.<locals>.<listcomp>"), (14, CROPS)],
+        [(20, SOUNDS)],
+        [(90, "Sounds.resample"), (20, SOUNDS)],
+        [(95, "to_spectrogram"), (21, SOUNDS)],
     ],
 )
 def test_a_transform_is_called_as_an_object_or_by_such_a_name_and_has_all_that_it_calls(stack):
@@ -68,6 +82,10 @@ def test_a_transform_is_called_as_an_object_or_by_such_a_name_and_has_all_that_i
         [(90, "Images.decode"), (11, ALL_IN_ONE)],
         [(90, "Images.decode"), (14, f"{CROPS}.<locals>.<listcomp>"), (14, CROPS)],
         [(11, ALL_IN_ONE)],
+        [(19, SOUNDS)],
+        [(70, "noise"), (24, "Sounds.cut")],
+        [(71, "crop"), (24, "Sounds.cut")],
+        [(72, "load_and_resize"), (19, SOUNDS)],
     ],
 )
 def test_what_gets_a_sample_or_is_the_datasets_own_is_none(stack):

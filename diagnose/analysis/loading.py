@@ -89,8 +89,11 @@ def input_stats(log: RankLog, warmup: int, waiting_ns: Vector | None = None) -> 
 
 
 def _with_drawing(stats: InputStats, log: RankLog, epochs_per_step: float) -> InputStats:
-    """Adds what drawing samples for workers takes per step, at the beginnings of epochs and else."""
+    """Adds what drawing samples takes per step, for workers at the beginnings of epochs and else."""
     counters = log.meta.get("counters", {})
+    if counters.get("own_draws"):
+        own_ns = counters["own_drawn_ns"] / max(1, whole_steps(log))
+        stats = replace(stats, own_drawing_ns=own_ns)
     epochs = sum(fact["epochs"] for fact in facts_of(log))
     if not counters.get("draws") or not epochs:
         return stats
@@ -207,7 +210,8 @@ def _on_training_thread(
     collating = min(1.0, counters["collate_ns"] / max(1, counters["collated_wait_ns"]))
     wait_ns = float(rows[:, COLUMNS.index(Phase.DATA_WAIT.value)].mean()) if len(rows) else 0.0
     wait_ns /= per_step or 1.0
-    return wait_ns * (1 - collating), wait_ns * collating
+    drawn_ns = counters.get("own_drawn_ns", 0) / max(1, counters.get("own_draws", 0))
+    return max(0.0, wait_ns * (1 - collating) - drawn_ns), wait_ns * collating
 
 
 def _collate_cpu_share(log: RankLog) -> float | None:

@@ -21,13 +21,24 @@ from diagnose.store.reader import Frame, RankLog
 DATA_WAIT = SLOT_OF["data_wait"]
 
 READERS = """
+    execute extractfile fetchall fetchmany fetchone
     fromfile memmap open pread read read_bytes read_text readinto readline readlines
 """
-"""Names of what opens a file or reads it, and decodes nothing."""
+"""Names of what opens a file or reads it, a data base's rows included, and decodes nothing."""
 
 READS = frozenset(READERS.split())
-READS_OF = frozenset({("numpy", "load"), ("torch", "load")})
-"""Likewise, with the package: `load` alone is anything."""
+READS_OF = frozenset(
+    {
+        *((package, "load") for package in ("joblib", "numpy", "pickle", "torch")),
+        ("h5py", "File"),
+        ("linecache", "getline"),
+        ("sqlite3", "connect"),
+        ("tarfile", "TarFile"),
+        ("zipfile", "ZipFile"),
+    }
+)
+"""Likewise, with the package: `load` alone is anything. Some take apart what they read; whether that is
+what takes the time is told by the system calls and bytes."""
 
 DECODES = "Image"
 """What is opened by this module is a picture, and taking it apart is most of the work."""
@@ -109,7 +120,9 @@ def reading_lines(tree: ast.Module | None) -> frozenset[int]:
 
 def _reads(call: ast.Call, aliases: dict[str, str]) -> bool:
     package, name = origin(call, aliases)
+    if opens_to_write(call):
+        return False
     if (package, name) in READS_OF:
         return True
     decodes = callee(call)[1].rpartition(".")[2] == DECODES or package.rpartition(".")[2] == DECODES
-    return name in READS and not decodes and not opens_to_write(call)
+    return name in READS and not decodes

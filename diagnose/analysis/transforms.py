@@ -21,9 +21,12 @@ from diagnose.store.reader import Frame, RankLog
 NAMES = """
     augment augmentation augmentations augmented augmenter augments preprocess preprocessing
     transform transformed transforms
+    blur denoise distort elastic featurise featurize featurizer jitter normalise normalize resample resize
+    reverb reverberate rotate spectrogram tokenise tokenize warp
 """
 WORDS = frozenset(NAMES.split())
-"""A function that has one of these in its name is a transform."""
+"""A function that has one of these in its name is a transform. Not `crop` nor `noise`: the one may be how a
+sample is cut out of what is read, the other the sample."""
 
 READS = frozenset({*READING, "decoder", "fetcher", "imread", "loader", "reader"})
 """A function or an object that has one of these in its name gets a sample, whatever else it does."""

@@ -168,6 +168,8 @@ class InputStats:
         drawing_ns: Time per step in which the training thread draws what workers are to fetch next, without
             the beginnings of epochs; `None` when unknown.
         epoch_drawing_ns: Time per step (of all steps) that it takes at the beginnings of epochs.
+        own_drawing_ns: Time per step in which the training thread draws what it is to fetch itself, without
+            the first batch of each epoch; `None` when unknown.
         asked_aside: Whether another thread takes the batches from the loader, ahead of the loop, which
             waits for that one.
     """
@@ -196,4 +198,5 @@ class InputStats:
     collected_share: float | None = None
     drawing_ns: float | None = None
     epoch_drawing_ns: float | None = None
+    own_drawing_ns: float | None = None
     asked_aside: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 COUNTERS = (
@@ -22,6 +23,8 @@ COUNTERS = (
     "draws",
     "drawn_ns",
     "drawn_first_ns",
+    "own_draws",
+    "own_drawn_ns",
     "collected_ns",
     "collected_waiting_ns",
 )
@@ -29,8 +32,13 @@ COUNTERS = (
 time it took, what of it on a CPU, the whole wait for them, and samples in them; batches for which it was
 counted what the training thread reads, its system calls for that, and bytes; those of them whose size is
 known, and their bytes; batches asked of workers, and finished ones that were waiting then; batches drawn
-for workers by the sampler, the time that took, and that at the beginnings of epochs; time in the garbage
+for workers by the sampler, the time that took, and that at the beginnings of epochs; those drawn for the
+training thread itself, but for the first of each epoch, and the time that took; time in the garbage
 collector, and what of it interrupted waits for batches."""
+
+
+def _is_unknown(batches: Any) -> None:
+    """Nobody has looked at the loader of an iterator."""
 
 
 class Feed:
@@ -41,15 +49,20 @@ class Feed:
             facts.
         undrawn: Those of them that have still to draw the order of their samples, each with what
             `random_state` was when it had been begun.
+        freely: Numbers of the loaders whose training batches are asked for without gradients.
+        begins_late: Takes an iterator that was begun without gradients for one that feeds training; returns
+            the number of its loader, or `None` where that is gone.
         epochs_ended: How often the loop has asked for a batch beyond an epoch's last.
         counters: Running totals, see `COUNTERS`.
     """
 
-    __slots__ = ("counters", "epochs_ended", "iterators", "undrawn")
+    __slots__ = ("begins_late", "counters", "epochs_ended", "freely", "iterators", "undrawn")
 
     def __init__(self) -> None:
         self.iterators: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.undrawn: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.freely: set[int] = set()
+        self.begins_late: Callable[[Any], int | None] = _is_unknown
         self.epochs_ended = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
 
@@ -57,5 +70,6 @@ class Feed:
         """Forgets everything, in place: the hooks hold the dictionaries."""
         self.iterators.clear()
         self.undrawn.clear()
+        self.freely.clear()
         self.epochs_ended = 0
         self.counters.update(dict.fromkeys(COUNTERS, 0))

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.hooks._asked_freely import AskedFreely
 from diagnose.hooks._batch import batch_size, is_on_device, tells_samples_first
 from diagnose.hooks._collate import CollateClock
 from diagnose.hooks._drawing import random_state
@@ -37,9 +38,10 @@ class DataLoaderHook(Hook):
     Patches `_BaseDataLoaderIter.__next__`, which the single- and multi-process iterators share; torch has
     no public hook there. The iterator's type, length and attributes stay what they are.
 
-    A batch is for evaluation when gradients are off, when the model was switched to evaluation mode, or
-    when the iterator's batch before met gradient-free model calls only. An iterator that was begun for
-    training goes on with it once the evaluation has had its model calls, whatever mode the model is in.
+    A batch is for evaluation when gradients are off, unless those before it went straight to training; when
+    the model was switched to evaluation mode; or when the iterator's batch before met gradient-free model
+    calls only. An iterator that was begun for training goes on with it once the evaluation has had its
+    model calls, whatever mode the model is in.
 
     A thread that takes batches ahead of the loop asks for them aside: that takes none of the loop's time,
     and is only counted.
@@ -64,6 +66,7 @@ class DataLoaderHook(Hook):
         clock, log = recorder.clock, recorder.log.append
         feed, on_batch = recorder.feed, recorder.looks.on_batch
         collating = CollateClock(recorder)
+        freely = AskedFreely(recorder)
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             nonlocal asked_ns, latest, doubted
@@ -84,7 +87,8 @@ class DataLoaderHook(Hook):
                 if then is not None and then != random_state():
                     recorder.facts["drawn_before_batch"] = True
             trained = recorder.evaluated and batches in feed.iterators
-            evaluating = not is_grad_enabled() or (recorder.evaluating and not trained)
+            free = not freely.trains(batches, is_grad_enabled())
+            evaluating = free or (recorder.evaluating and not trained)
             if evaluating or (for_evaluation and batches in for_evaluation):
                 latest = nothing
                 recorder.evaluation_begins()

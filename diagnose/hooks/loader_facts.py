@@ -42,7 +42,8 @@ class LoaderFactsHook(Hook):
     Charges `iter(loader)` to `data_wait`: the loop is blocked there until the workers are started. An
     iteration that begins without gradients or in evaluation mode is evaluation, and so are its workers. Not
     that of a loader that has fed training once the evaluation has had its calls: trainers switch back only
-    when they have the batch.
+    when they have the batch. Nor that of one whose training batches are asked for without gradients: that
+    is known of it only when some have been.
     """
 
     requires = "torch.utils.data.dataloader"
@@ -55,6 +56,7 @@ class LoaderFactsHook(Hook):
 
         facts = LoaderFacts(recorder)
         feed, on_iterator = recorder.feed, recorder.looks.on_iterator
+        begun_freely: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
         begun_ns = 0
 
         def made(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -65,7 +67,8 @@ class LoaderFactsHook(Hook):
             if recorder.current == DATA_WAIT:
                 return -1  # a loader that makes its batches out of another loader
             trained = recorder.evaluated and facts.has_fed(args[0])
-            if not is_grad_enabled() or (recorder.evaluating and not trained):
+            free = not is_grad_enabled() and facts.number(args[0]) not in feed.freely
+            if free or (recorder.evaluating and not trained):
                 recorder.evaluation_begins()
                 begun_ns = 0
                 return EVALUATION + THEN
@@ -83,9 +86,22 @@ class LoaderFactsHook(Hook):
                     recorder.guarded(begins, args[0], batches)
             else:
                 feed.iterators.pop(batches, None)  # persistent workers keep the iterator
+                begun_freely[batches] = ref(args[0])
             for process in getattr(batches, "_workers", ()):
                 inbox.loaders[process.pid] = index
 
+        def begins_late(batches: Any) -> int | None:
+            of = begun_freely.pop(batches, None)
+            loader = of() if of is not None else None
+            if loader is None:
+                return None
+            index = facts.begins(loader, 0)
+            feed.iterators[batches] = index
+            for process in getattr(batches, "_workers", ()):
+                inbox.loaders[process.pid] = index
+            return index
+
+        feed.begins_late = begins_late
         with (
             replaced(DataLoader, "__init__", lambda original: around(original, made)),
             replaced(DataLoader, "__iter__", lambda original: spanned(original, recorder, before, after)),
@@ -146,6 +162,10 @@ class LoaderFacts:
     def has_fed(self, loader: Any) -> bool:
         """Whether the loop has iterated over a loader for training before."""
         return loader in self._seen
+
+    def number(self, loader: Any) -> int | None:
+        """Returns the index of a loader among the facts; `None` where it has fed no training."""
+        return self._seen.get(loader)
 
     def begins(self, loader: Any, took_ns: int) -> int:
         """The loop has begun to iterate over a loader.

@@ -28,7 +28,7 @@ MAX_DATASETS = 4
 
 class RepeatedSamplesHook(Hook):
     """Sums up a few samples of the first batch of a loader without workers, and again when they come in a
-    later epoch.
+    later epoch. Of a stream these are the first ones of each epoch.
 
     The part of torch's iterator that fetches gets another `fetch` for the first batch, and from the second
     epoch on until these samples have come: a microsecond per batch. It is given no other one where somebody
@@ -65,11 +65,12 @@ class Watch:
 
     def begins(self, loader: Any, batches: Any) -> None:
         """The loop begins to iterate over a loader."""
-        from torch.utils.data._utils.fetch import _MapDatasetFetcher
+        from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
         fetcher = getattr(batches, "_dataset_fetcher", None)  # none when workers fetch
         number = self._recorder.feed.iterators.get(batches)
-        if number is None or type(fetcher) is not _MapDatasetFetcher or "fetch" in vars(fetcher):
+        fetchers = (_MapDatasetFetcher, _IterableDatasetFetcher)
+        if number is None or fetcher is None or type(fetcher) not in fetchers or "fetch" in vars(fetcher):
             return
         if self._facts is not self._recorder.facts:  # a forked child numbers its loaders anew
             self._facts = self._recorder.facts
@@ -157,6 +158,7 @@ class Sightings:
         self.places: list[tuple[int, int]] = []
         self._wanted: set[int] = set()
         self._first = True
+        self._begins = False  # no batch of the epoch has been asked for
         self._given_up = False
         self._dataset: ref[Any] | int | None = None
         self._num_datasets = 0
@@ -184,11 +186,18 @@ class Sightings:
             self._num_datasets += 1
             self._anew = set(self.sums)
             self._given_up = self._given_up or self._num_datasets > MAX_DATASETS
+        self._begins = True
         self._wanted = set(self.sums)
 
     def asked(self, indices: Any) -> None:
         """A batch is asked for."""
         self.places = []
+        begins, self._begins = self._begins, False
+        if isinstance(indices, list) and indices[:1] == [None]:  # of a stream: what comes next
+            if not begins:
+                self._wanted.clear()
+                return
+            indices = list(range(len(indices)))
         if not isinstance(indices, list) or not indices:
             self._given_up = True
         elif self._first:

@@ -61,7 +61,7 @@ class Serial:
     step that begins no epoch.
 
     Attributes:
-        wait_ns: In `next(loader)`.
+        wait_ns: In `next(loader)`, but not in its sampler.
         loading_ns: That, without what taking a batch over from a worker would take instead.
         lost_ns: What would be won if somebody else did it.
         high_ns: The most of that.
@@ -176,11 +176,13 @@ def serial_of(profile: Profile) -> Serial | None:
     step_ns = profile.step_time_ns
     other_ns = (1 - profile.input.main_wait_share) * wait_ns  # for loaders that have workers
     wait_ns = min(wait_ns - other_ns, profile.spent_ns(Phase.DATA_WAIT))
+    drawing_ns = min(wait_ns, profile.input.own_drawing_ns or 0.0)  # it would go on to, whoever loads
+    wait_ns -= drawing_ns
     handover_ns = HANDOVER_NS * (profile.input.batches_per_step or 1.0)
     loading_ns = wait_ns - handover_ns
     if loading_ns < MIN_SHARE * step_ns or wait_ns < MIN_HANDOVERS * handover_ns:
         return None
-    compute_ns = computing_ns(profile) + other_ns
+    compute_ns = computing_ns(profile) + other_ns + drawing_ns
     training_ns = compute_ns + wait_ns
     workers = _workers_for(profile, wait_ns, compute_ns)
     cpus = profile.own_cpus

@@ -56,12 +56,15 @@ FROM_EXPERIENCE = (
 )
 MAKES, FINISHES = "makes its own batches", "does work on the batches that the DataLoader delivers"
 DRAWS = "draws what is in each batch before its workers can make it"
+DRAWS_ALONE = "draws what is in each batch before it is fetched"
 
 TOKENIZED = at("enc = tokenizer(batch['text'])", 0.36, phase=Phase.DATA_WAIT)
 DUSTED = replace(at("images = dust(images)", 0.18, "python-loop", phase=Phase.DATA_WAIT), between=0.18)
 SERIAL = Program(loaders=(Loader(num_workers=0),))
 FED = at("for batch in loader:", 0.38, phase=Phase.DATA_WAIT)
 DRAWN = at("rows += rng.choice(pool, 4).tolist()", 0.19, phase=Phase.DATA_WAIT)
+DRAWN_ALONE = InputStats(steady_wait_ns=22e6, own_drawing_ns=20e6)
+HANDED = replace(at("return self.table[row]", 0.02, phase=Phase.DATA_WAIT), function="Rows.__getitem__")
 SAMPLED = replace(
     at("rows = frame.sample(64)", 0.28, phase=Phase.DATA_WAIT), via="pandas/core/generic.py:61 sample"
 )
@@ -103,6 +106,7 @@ class SlowBatchBuilding(Rule):
             where=(FED, DRAWN),
         ),
         profile(data_wait_ms=20, program=SERIAL, input=InputStats(steady_wait_ns=2e6), where=(DUSTED,)),
+        profile(data_wait_ms=22, program=SERIAL, input=DRAWN_ALONE, where=(DRAWN, HANDED)),
         profile(
             step_ms=4,
             data_wait_ms=1.2,
@@ -149,6 +153,13 @@ class SlowBatchBuilding(Rule):
         ),
         profile(data_wait_ms=20),
         profile(data_wait_ms=20, program=SERIAL, input=InputStats(steady_wait_ns=19e6), where=(DUSTED,)),
+        profile(data_wait_ms=22, program=SERIAL, input=DRAWN_ALONE, where=(HANDED,)),
+        profile(
+            data_wait_ms=22,
+            program=SERIAL,
+            input=replace(DRAWN_ALONE, own_drawing_ns=4e6),
+            where=(DRAWN, HANDED),
+        ),
         fed_by(data_wait_ms=40, stats={"epoch_start_ns": 0.0}, where=(FED, TOKENIZED)),
         fed_by(data_wait_ms=40, stats={"steady_wait_ns": 2e6, "epoch_start_ns": 0.0}, where=(FED,)),
         profile(
@@ -176,9 +187,13 @@ class SlowBatchBuilding(Rule):
         if is_fed:
             wait_ns -= _fed_ns(profile)
             wait_ns = min(wait_ns, seen * profile.step_time_ns)
-        drawing_ns = profile.input.drawing_ns or 0.0 if is_fed and has_workers else 0.0
+        drawing_ns = _drawing_ns(profile)
         draws = drawing_ns > wait_ns
         wait_ns = max(wait_ns, drawing_ns)
+        alone = draws and not has_workers
+        if alone:  # then the loader runs the sampler's lines, too
+            lines = _drawing(profile)
+            seen = sum(line.share for line in lines)
         share = wait_ns / profile.step_time_ns
         if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
             return None
@@ -193,7 +208,7 @@ class SlowBatchBuilding(Rule):
         shown: list[SourceLine] = [line for line in lines if line.share >= NO_PART * seen][:MAX_LINES]
         lost = {Phase.DATA_WAIT: wait_ns}
         low_ns, high_ns = bounds(lost, lines)
-        does = DRAWS if draws else FINISHES if is_fed else MAKES
+        does = DRAWS_ALONE if alone else DRAWS if draws else FINISHES if is_fed else MAKES
         if any(map(is_rollout, profile.where)):
             fix = FROM_EXPERIENCE
         elif draws:
@@ -213,7 +228,7 @@ class SlowBatchBuilding(Rule):
             summary=f"The loop {does}, which takes {format_share(share)} of each step,"
             f" {format_ms(wait_ns)}, most of it in {named(lines[0])}",
             lost_ns=lost,
-            low_ns=min(LEAST * low_ns, _spare_ns(profile, wait_ns)),
+            low_ns=min(LEAST * low_ns, wait_ns if alone else _spare_ns(profile, wait_ns)),
             high_ns=high_ns,
             assumption="batches are made beforehand, or by workers while the model computes"
             + ("; the lower bound shares the workers and CPUs there are" if is_fed and has_workers else ""),
@@ -239,6 +254,26 @@ def _making(profile: Profile) -> list[SourceLine]:
         if line.phase is Phase.DATA_WAIT
         and not (line.in_worker or is_rollout(line))
         and "wait" not in line.idiom
+    ]
+
+
+def _drawing_ns(profile: Profile) -> float:
+    """Returns what drawing the samples of a batch takes of each step, whoever fetches them."""
+    loaders, stats = profile.program.loaders, profile.input
+    if not loaders:
+        return 0.0
+    has_workers = all(loader.num_workers for loader in loaders)
+    return (stats.drawing_ns if has_workers else stats.own_drawing_ns) or 0.0
+
+
+def _drawing(profile: Profile) -> list[SourceLine]:
+    """Returns the lines that a loader without workers runs and that are not its dataset's, nor collate."""
+    others = {name for loader in profile.program.loaders for name in (loader.dataset, loader.collate)}
+    others |= {"__getitem__", "__getitems__"}
+    return [
+        line
+        for line in _making(profile)
+        if not line.between and not _takes_batch(line) and others.isdisjoint(line.function.split("."))
     ]
 
 

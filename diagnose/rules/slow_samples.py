@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
+from diagnose.rules._own_loading import LoadingRule, has_come_to_keep
 from diagnose.rules._phases import shared
+from diagnose.rules._serial import CAUSE_ACTIONS, Serial, serial_of, takes_rewriting, where_loading
+from diagnose.rules._serial_examples import ON_BOTH_CPUS, ON_ONE_CPU, loading, prepared
 from diagnose.rules._supply import (
     CROWDED_BOUNDS,
     MIN_SHARE,
     applicable,
     crowded_ns,
+    main_loader,
     supply_of,
     with_loader_arguments,
 )
 from diagnose.rules._worker_examples import CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
-from diagnose.rules._worker_rule import WorkerRule
 
 MIN_TAIL = 0.2
 """Part of the workers' time that slow batches must take beyond the usual."""
@@ -34,13 +39,29 @@ IN_BURSTS = 0.5
 CURED = 0.5
 """Part of the wait that usual batches alone would not have."""
 
+MIN_BURSTS = 4
+"""Long waits of the training thread, at least; fewer may be a machine that stood still."""
 
-class SlowSamples(WorkerRule):
+PREFETCH = ("loader-prefetch",)
+REPEATED = "repeated-preparation"
+
+BURSTS = {"burst_ns": 30e6, "burst_share": 0.1}
+"""Of 40 ms, in a tenth of the steps."""
+
+
+class SlowSamples(LoadingRule):
     """
     ## What it means
     Nearly all batches are made quickly, but now and then one takes several times as long. Batches come in
     order, so the loop waits for it while those behind it are ready. Or it need not wait, and the slow
     batches take the CPUs that the model computes on.
+
+    Without workers the training thread makes each batch itself, and stands still over the slow ones: the
+    fault is named so where half of its loading or more comes in single long waits, which do not come
+    regularly.
+
+    The readings that it needs, below, are of workers. Without any it needs `input.burst_ns` and
+    `input.burst_share`.
 
     ## What to do
     Find the samples that take so long: huge or damaged files, long texts, a retry after an error. Clean
@@ -48,12 +69,20 @@ class SlowSamples(WorkerRule):
     order does not matter. A larger `prefetch_factor` hides waits that are not too long.
 
     ## When it is wrong
-    A machine that stops all workers at times, such as one that swaps.
+    A machine that stops all workers, or the loop, at times, such as one that swaps. A dataset that reads a
+    shard now and then, at no regular times, and hands out its samples one by one.
     """
 
     needs = ("input.workers.tail_share", "input.burst_ns")
-    actions = ("loader-prefetch",)
-    explains = ("slow-storage", "slow-transform", "too-few-workers")
+    own_needs = ("input.steady_wait_ns", "input.burst_ns", "input.burst_share")
+    actions = (*PREFETCH, *CAUSE_ACTIONS)
+    explains = (
+        REPEATED,
+        "serial-loading",
+        "slow-storage",
+        "slow-transform",
+        "too-few-workers",
+    )
     fires_on = (
         fed_by(
             data_wait_ms=20,
@@ -66,6 +95,9 @@ class SlowSamples(WorkerRule):
             fetch_ms=110,
             **{**CROWDED, "workers": CROWDED["workers"] | {"tail_share": 0.7, "tail_batches": 0.1}},
         ),
+        loading(40, stats=BURSTS),
+        loading(40, stats=BURSTS, own=prepared()),
+        loading(40, stats=BURSTS, host=ON_ONE_CPU),
     )
     silent_on = (
         WELL_FED,
@@ -81,10 +113,32 @@ class SlowSamples(WorkerRule):
             workers={"median_ns": 20e6, "tail_share": 0.3, "tail_batches": 0.04, "delay_share": 0.3},
             stats={"burst_ns": 19e6, "burst_share": 0.04},
         ),
+        loading(40, stats={"burst_ns": 15e6, "burst_share": 0.1}),
+        loading(40, stats={"burst_ns": 30e6, "burst_share": 0.5}),
+        loading(40, stats={"burst_ns": 30e6, "burst_share": 0.004}),
+        loading(40, stats={**BURSTS, "burst_period": 10}),
+        loading(40, stats={**BURSTS, "late_wait_ns": 10e6}),
+        loading(40, stats={**BURSTS, "fetch_ns": 1e6, "collate_ns": 39e6}),
+        loading(40, stats=BURSTS, loader={"iterable": True}),
+        loading(40, stats=BURSTS, host=replace(ON_BOTH_CPUS, runnable_share=0.2)),
+        loading(3, stats={"burst_ns": 2.5e6, "burst_share": 0.1}),
     )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return main_loader(profile) is not None
+
+    def explained(self, finding: Finding, profile: Profile) -> tuple[str, ...]:
+        """See `Rule.explained`. What workers prepare anew may be slow and the same again: both are told."""
+        loader = main_loader(profile)
+        of_workers = loader is not None and loader.num_workers > 0
+        return tuple(name for name in self.explains if not (of_workers and name == REPEATED))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        serial = serial_of(profile)
+        if serial is not None:
+            return None if takes_rewriting(profile, serial.loader) else self._alone(profile, serial)
         supply = supply_of(profile)
         burst_ns = profile.input.burst_ns
         if supply is None or burst_ns is None:
@@ -145,5 +199,44 @@ class SlowSamples(WorkerRule):
             code=with_loader_arguments(profile, supply.loader, in_order=False),
             file=where.file,
             line=where.line,
-            actions=applicable(self.actions, supply.loader),
+            actions=applicable(PREFETCH, supply.loader),
+        )
+
+    def _alone(self, profile: Profile, serial: Serial) -> Finding | None:
+        """Of a training thread that makes the samples itself."""
+        stats, step_ns = profile.input, serial.step_ns
+        burst_ns, bursts = stats.burst_ns, stats.burst_share
+        if not burst_ns or not bursts or bursts > MAX_TAIL_BATCHES or stats.main_wait_share < 1:
+            return None
+        if bursts * profile.steps.measured < MIN_BURSTS or burst_ns < IN_BURSTS * serial.wait_ns:
+            return None
+        if stats.burst_period is not None or has_come_to_keep(profile, serial):
+            return None  # shards that are read, or what is kept from then on
+        if (stats.collate_ns or 0.0) > (stats.fetch_ns or 0.0):
+            return None  # it is not the samples that take the time
+        delayed_ns = (profile.host.runnable_share or 0.0) * step_ns
+        lost_ns = min(burst_ns, serial.lost_ns)
+        if lost_ns < MIN_SHARE * step_ns or burst_ns < TAIL_OVER_DELAY * delayed_ns:
+            return None
+        where, offered = where_loading(profile, serial.loader), serial.won_by(profile)
+        return Finding(
+            rule=self.name,
+            summary=f"A few slow samples hold up the loop, which loads them itself:"
+            f" {format_share(lost_ns / step_ns)} of each step.",
+            lost_ns={Phase.DATA_WAIT: lost_ns},
+            low_ns=0.6 * lost_ns,
+            high_ns=serial.wait_ns,
+            assumption="every batch takes as long as the usual one",
+            evidence=(
+                *serial.evidence(profile),
+                f"{format_share(bursts)} of the steps wait {format_ms(burst_ns / bursts)} longer than usual"
+                f" for their batch, and that is {format_share(burst_ns / serial.wait_ns)} of the waiting.",
+                *serial.whether_it_computes(profile),
+                *where.evidence,
+            ),
+            fix=f"Find and clean the slow samples.{serial.or_workers}",
+            file=where.file,
+            line=where.line,
+            actions=CAUSE_ACTIONS if offered else (),
+            won_ns=offered,
         )

@@ -7,7 +7,14 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._supply import DRAWN, MIN_SHARE, supply_of, with_loader_arguments
+from diagnose.rules._supply import (
+    DRAWN,
+    HANDOVER_NS,
+    MIN_HANDOVERS,
+    MIN_SHARE,
+    supply_of,
+    with_loader_arguments,
+)
 from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules._worker_rule import WorkerRule
 
@@ -17,6 +24,9 @@ hundredth."""
 
 MIN_SEND_NS = 2_000_000
 """Sending one batch of a few tensors takes less, on most machines."""
+
+MANY = 64
+"""A batch of so many objects takes long to unpack, however long it took to make."""
 
 FEW = 16
 """A batch of no more objects leaves little to stack: sending two tensors takes 2 ms on a slow machine."""
@@ -67,6 +77,7 @@ class WorkerTransfer(WorkerRule):
         fed_by(data_wait_ms=30, fetch_ms=20, send_ms=60, workers={"ready_batches": 2.6, "pieces": 400}),
         fed_by(data_wait_ms=30, fetch_ms=60, send_ms=120, workers={"ready_batches": 0.2}),
         fed_by(data_wait_ms=8, fetch_ms=1, send_ms=1, workers={"ready_batches": 3.8}),
+        fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers={"ready_batches": 2.6, "pieces": 180}),
         fed_by(
             data_wait_ms=10,
             gc_ms=14,
@@ -87,6 +98,23 @@ class WorkerTransfer(WorkerRule):
         ),
         fed_by(data_wait_ms=2, fetch_ms=20, send_ms=30, workers={"ready_batches": 2.6}),
         fed_by(data_wait_ms=6, fetch_ms=5, send_ms=5, workers={"ready_batches": 3.9, "pieces": 3}),
+        fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers={"ready_batches": 2.6, "pieces": 40}),
+        fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers={"ready_batches": 0.6, "pieces": 180}),
+        fed_by(data_wait_ms=6, fetch_ms=30, send_ms=1, workers={"ready_batches": 2.6, "pieces": 180}),
+        fed_by(
+            data_wait_ms=6,
+            fetch_ms=30,
+            send_ms=12,
+            workers={"ready_batches": 2.6, "pieces": 180},
+            stats={"burst_ns": 4e6},
+        ),
+        fed_by(
+            data_wait_ms=6,
+            fetch_ms=30,
+            send_ms=12,
+            workers={"ready_batches": 2.6, "pieces": 180},
+            host=HostStats(cpus=2, process_cpus=1.0, runnable_share=0.07),
+        ),
         fed_by(data_wait_ms=20, fetch_ms=1, workers={"ready_batches": 3.8}, stats={"drawing_ns": 19e6}),
     )
 
@@ -105,25 +133,30 @@ class WorkerTransfer(WorkerRule):
         evenly = (profile.input.burst_ns or 0.0) < EVENLY * supply.wait_ns
         unpacking = workers.ready_batches >= READY and evenly
         making_ns = (workers.fetch_ns + workers.collate_ns) * supply.batches
-        needless = unpacking and making_ns <= NEEDLESS * (supply.wait_ns - drawing_ns)
-        if needless and (profile.host.runnable_share or 0.0) >= QUIET:
-            needless = False
+        unpacked_ns = supply.wait_ns - drawing_ns
+        quiet = (profile.host.runnable_share or 0.0) < QUIET
+        needless = unpacking and making_ns <= NEEDLESS * unpacked_ns and quiet
         few = workers.pieces is not None and workers.pieces <= FEW
+        many = workers.pieces is not None and workers.pieces >= MANY
+        # What workers take besides says nothing of this: finished batches wait for the loop.
+        least_ns = MIN_HANDOVERS * HANDOVER_NS * supply.batches
+        long = unpacking and many and quiet and unpacked_ns >= least_ns
         if not needless and (
-            workers.send_ns < (MIN_LARGE_SEND_NS if few else MIN_SEND_NS) or sending < SENDING
+            workers.send_ns < (MIN_LARGE_SEND_NS if few else MIN_SEND_NS)
+            or not (long or sending >= SENDING)
         ):
             return None
         fix = "Let collate_fn return a few large tensors instead of many small ones or Python objects."
         code = ""
         where = "the training thread unpacks them"
         if needless:
-            lost_ns = supply.wait_ns - drawing_ns - making_ns
+            lost_ns = unpacked_ns - making_ns
             fix = "Let the training thread load: it makes a batch faster than it takes one over."
             code = with_loader_arguments(
                 profile, supply.loader, num_workers=0, persistent_workers=None, prefetch_factor=None
             )
         elif unpacking:
-            lost_ns = supply.wait_ns - drawing_ns
+            lost_ns = unpacked_ns
         else:
             lost_ns = supply.won_ns(busy_ns=supply.busy_ns - workers.send_ns * supply.batches)
             where = "the workers pack them"

@@ -1,0 +1,88 @@
+"""Lines of a data set that read, in other ways than by a file that `with` keeps open."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import diagnose
+from diagnose.analysis.own_loading import reading_lines
+from diagnose.rules._own_loading import MOSTLY
+
+READ = """
+state = pickle.load(file)
+shape = joblib.load(path)
+row = self.db.execute("SELECT wave FROM waves WHERE number = ?", (number,)).fetchone()
+rows = cursor.fetchmany(16)
+base = sqlite3.connect(path)
+text = linecache.getline(path, number)
+with h5py.File(path) as file:
+    wave = file["wave"][number]
+with zipfile.ZipFile(path) as archive:
+    names = archive.namelist()
+raw = archive.extractfile(name)
+"""
+MADE = """
+with h5py.File(path, "w") as file:
+    file["wave"] = wave
+plan.executed(wave)
+state = self.load(path)
+table = json.load(file)
+wave = pickle.loads(raw)
+"""
+
+
+def test_stores_of_other_kinds_are_read_too():
+    assert reading_lines(ast.parse(READ)) == set(range(2, 13))
+
+
+def test_what_is_written_or_taken_apart_in_memory_is_not_read():
+    assert reading_lines(ast.parse(MADE)) == frozenset()
+
+
+class Pickled(Dataset[Any]):
+    """Rows of which each part lies in a file of its own, which no `with` closes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = [folder / f"{part}.pkl" for part in range(64)]
+        for path in self.paths:
+            path.write_bytes(pickle.dumps([0.5] * 40))
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        total = float(index)
+        for path in self.paths:
+            file = open(path, "rb")  # noqa: SIM115 (as many do)
+            part = pickle.load(file)
+            file.close()
+            total += part[0]
+        return torch.full((4,), total)
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(sys.platform != "linux", reason="lines are sampled on Linux alone")
+def test_a_run_that_unpickles_small_files_reads_most_of_its_loading(tmp_path: Path):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    (tmp_path / "files").mkdir()
+    loader = DataLoader(Pickled(tmp_path / "files"), batch_size=8)
+    diagnose.attach(tmp_path / "run")
+    try:
+        for _ in range(20):
+            for rows in loader:
+                model(rows).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        own = diagnose.detach().input.own
+    assert own is not None and own.reading_share is not None
+    assert own.reading_share >= MOSTLY
