@@ -13,6 +13,9 @@ Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign
 APPENDS = {"append", "extend", "appendleft"}
 """Methods that put something into a list."""
 
+GATHERS = {"all_gather", "all_gather_into_tensor"}
+"""Collectives that fill what they are given first."""
+
 MODULES = {"torch", "nn", "init", "F", "np", "numpy", "dist"}
 """What torch's and numpy's modules are called: `nn.init.zeros_(weight)`."""
 
@@ -191,6 +194,8 @@ def rebinds(statement: ast.stmt) -> set[tuple[str, bool]]:
         function = statement.value.func
         if isinstance(function, ast.Attribute) and (function.attr in APPENDS or in_place(function.attr)):
             targets, sure = [_held_by(function.value)], False
+        elif statement.value.args and callee(statement.value)[0] in GATHERS:
+            targets, sure = statement.value.args[:1], False
     found: set[tuple[str, bool]] = set()
     while targets:
         target = targets.pop()
