@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from diagnose.hooks._batch import batch_size
+from diagnose.hooks._contents import contents_of
 from tests.fakes import FakeClock, measured
 
 
@@ -97,3 +99,29 @@ def test_lists_of_samples_that_no_loader_made_are_counted():
     assert batch_size(transposed([images(index) for index in range(8)])) == (8, 0)
     assert batch_size(([torch.ones(8, 5), torch.ones(8, 5)], [torch.ones(8), torch.ones(8)])) == (8, 0)
     assert batch_size((torch.ones(8, 5), torch.ones(8))) == (8, 0)
+
+
+@dataclass
+class Batch:
+    """What a `collate_fn` of the script's returns."""
+
+    names: list[str]
+    x: Any = None
+    y: Any = None
+
+
+def as_object(samples: Any) -> Batch:
+    return Batch(["a name"], *torch.utils.data.default_collate(samples))
+
+
+def test_the_samples_of_a_batch_that_is_an_object_of_a_dataclass_are_counted():
+    assert counted(rows, as_object, 38, 4) == 38
+    assert batch_size((Batch([], torch.ones(8, 20, dtype=torch.long)),)) == (8, 160)
+    assert batch_size((Batch(["a setting"]), torch.ones(5, 3))) == (5, 0)
+    assert batch_size(Batch) == (0, 0)
+
+
+def test_what_else_such_a_batch_holds_tells_it_from_another_one():
+    x, y = torch.rand(8, 20), torch.rand(8)
+    looks = [contents_of((Batch([], x, other),)) for other in (y, y.clone(), y + 1)]
+    assert looks[0] == looks[1] != looks[2]

@@ -57,3 +57,28 @@ FILTERS = Script(
 def test_what_is_computed_of_a_batch_in_hand_is_work_and_what_gets_or_reads_it_is_not(stack, works):
     found = FILTERS.roles.works_on_batch(FILTERS.stack(*stack), AFTER_OPTIMIZER)
     assert found is works
+
+
+UNPACKS = Script(
+    """
+    def numbers(blob):
+        return array(zlib.decompress(blob))
+
+    def train(blobs):
+        for blob in blobs:
+            x, y = unpack(blob)
+            z = numbers(blob)
+            x = smoothed(x)
+            loss = criterion(model(x, z), y)
+            loss.backward()
+    """,
+    [("criterion(model", "forward"), ("loss.backward", "backward")],
+)
+
+
+@pytest.mark.parametrize(
+    ("stack", "works"),
+    [(("x, y = unpack",), False), (("return array", "z = numbers"), False), (("x = smoothed",), True)],
+)
+def test_what_makes_a_batch_of_the_bytes_that_a_reader_gave_gets_it(stack, works):
+    assert UNPACKS.roles.works_on_batch(UNPACKS.stack(*stack), AFTER_OPTIMIZER) is works

@@ -163,3 +163,44 @@ def test_optimizers_that_take_turns_are_told_from_those_that_share_the_parameter
     ddp = recorder.facts["ddp"]
     assert ddp["rounds_per_step"] == pytest.approx(rounds, rel=0.1)
     assert ddp["num_models"] == 1
+
+
+class Task(nn.Module):
+    """A module that holds what is wrapped, and that the loop calls."""
+
+    def __init__(self, *models: DistributedDataParallel) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, x: torch.Tensor, which: int = 0) -> torch.Tensor:
+        loss: torch.Tensor = self.models[which](x).sum()
+        return loss
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_models_inside_of_the_module_that_the_loop_calls_are_known_but_not_one_that_is_not_trained(
+    recorder, count
+):
+    idle = DistributedDataParallel(nn.Linear(4, 2))
+    task = Task(*(DistributedDataParallel(nn.Linear(4, 2), bucket_cap_mb=2) for _ in range(count)), idle)
+    recorder.met.modules.append(weakref.ref(task))
+    for _ in range(8):
+        with torch.no_grad():
+            task(torch.ones(1, 4), count)
+        for which in range(count):
+            task(torch.ones(1, 4), which).backward()
+    ddp = recorder.facts["ddp"]
+    assert ddp["num_models"] == count
+    assert ddp["synced_share"] == 1.0
+    assert ddp["bucket_cap_bytes"] == 2 << 20
+    assert len(ddp["timed"]) > 4
+
+
+def test_of_models_that_the_loop_calls_itself_and_others_the_former_are_told_of(recorder):
+    task = Task(DistributedDataParallel(nn.Linear(4, 2)))
+    recorder.met.modules.append(weakref.ref(task))
+    model = wrapped(recorder)
+    for _ in range(8):
+        (model(torch.ones(1, 4)).sum() + task(torch.ones(1, 4))).backward()
+    assert recorder.facts["ddp"]["bucket_cap_bytes"] == 2 << 20
+    assert recorder.facts["ddp"]["num_models"] == 2

@@ -12,10 +12,11 @@ import pytest
 from diagnose.analysis.profile import load_profile
 from diagnose.analysis.program import fsdp_of
 from diagnose.analysis.rank_clocks import clock_offset, kept
-from diagnose.analysis.rank_summary import HOST, LAUNCHES, RankSummary, with_idleness
+from diagnose.analysis.rank_summary import HOST, LAUNCHES, RankSummary, meet_in_all, with_idleness
 from diagnose.core.ledger import COLUMNS
-from diagnose.core.parallel import Pipeline
+from diagnose.core.parallel import Ddp, Pipeline
 from diagnose.core.phases import Phase
+from diagnose.core.program import Program
 from diagnose.launch.place import doubt_about, place_of, rank_of
 from diagnose.rules import diagnosed
 from diagnose.rules._engine import ask_one, built_in
@@ -260,6 +261,15 @@ def test_what_stages_wait_is_what_the_least_waiting_rank_does_and_unknown_withou
     told = with_idleness(pipeline, ranks)
     assert told is not None and told.idle_ns == idle_ns
     assert with_idleness(None, ranks) is None
+
+
+@pytest.mark.parametrize(("among_all_ns", "in_all"), [(28.0, True), (10.0, False)])
+def test_ranks_whose_models_wait_for_all_do_so_together_and_those_that_wait_for_some_do_not(
+    among_all_ns: float, in_all: bool
+):
+    ranks = [replace(summary(rank), among_all_ns=among_all_ns, ddp=Ddp(rank=rank)) for rank in range(2)]
+    assert meet_in_all(ranks, Program(), by_meetings=True) is in_all
+    assert not meet_in_all(ranks, Program(), by_meetings=False)
 
 
 EXCHANGING = """

@@ -150,22 +150,65 @@ def test_gradients_that_the_loop_averages_itself_are_no_collectives_of_its_own(
     assert profile.ranks[1].averaged_ns == (0 if times is None else 10 * MS)
 
 
+@pytest.mark.parametrize(
+    ("times", "passes", "rounds", "named"),
+    [
+        pytest.param(1, 1, 1, set(), id="once"),
+        pytest.param(4, 4, 1, {"missing-no-sync"}, id="in each micro-batch"),
+        pytest.param(4, 4, 4, set(), id="for each of four steps"),
+        pytest.param(0.1, 1, 1, set(), id="something else"),
+        pytest.param(2, 1, 1, set(), id="of more than its optimizer updates"),
+    ],
+)
+def test_gradients_that_are_averaged_inside_of_passes_are_none_of_the_loops_collectives(
+    tmp_path: Path, times: float, passes: int, rounds: int, named: set[str]
+) -> None:
+    run = manifest(tmp_path / "run")
+    waited = {"waited_ns": 10 * MS * NUM_STEPS}
+    facts: dict[str, Any] = {
+        "optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}],
+        "exchanges": waited,
+        "averaging_inside": {
+            "elements": 1000 * times * NUM_STEPS,
+            "passes": passes * NUM_STEPS,
+            "rounds": rounds * NUM_STEPS,
+            **waited,
+        },
+    }
+    for rank in range(2):
+        slots = {"forward": 10.0, "backward": 20.0, "communication": 10.2}
+        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
+            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
+            file.set_meta({"state": {"finished": True}})
+    profile = diagnosed(load_profile(run))
+    assert {each.rule for each in profile.findings} == named
+    are_gradients = times >= 1
+    assert profile.ranks[1].averaged_ns == (10 * MS if are_gradients else 0)
+    assert profile.ranks[1].exchanged_ns == (0 if are_gradients else 10 * MS)
+
+
 AVERAGES = {
     "optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}],
     "averaging": {"elements": 1000 * NUM_STEPS, "passes": NUM_STEPS, "waited_ns": 2 * MS * NUM_STEPS},
+}
+AVERAGES_INSIDE = {
+    "optimizers": AVERAGES["optimizers"],
+    "averaging_inside": AVERAGES["averaging"],
+    "exchanges": {"waited_ns": 2 * MS * NUM_STEPS},
 }
 
 
 @pytest.mark.parametrize("phase", ["backward", "forward", "gap_after_rest"])
 @pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("facts", [AVERAGES, AVERAGES_INSIDE])
 def test_a_rank_that_the_others_wait_for_where_the_loop_averages_is_named(
-    tmp_path: Path, phase: str, late: int
+    tmp_path: Path, phase: str, late: int, facts: dict[str, Any]
 ) -> None:
     run = manifest(tmp_path / "run")
     for rank in range(2):
         slots = {"forward": 10.0, "backward": 20.0, "communication": 2.0, "gap_after_rest": 1.0}
         slots[phase if rank == late else "communication"] += 5.0
-        with contextlib.closing(writer(run, rank, world_size=2, facts=AVERAGES)) as file:
+        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
             file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
             file.set_meta({"state": {"finished": True}})
     profile = diagnosed(load_profile(run))

@@ -52,7 +52,7 @@ NO_HELPER = ("", "")
 TRAINED = (Phase.BACKWARD, Phase.OPTIMIZER)
 """A line in which a package does both leaves training to it."""
 
-FORWARD = SLOT_OF["forward"]
+FORWARD, COMMUNICATION = SLOT_OF["forward"], SLOT_OF["communication"]
 
 REPORTS = re.compile(r"\bprint\(|\badd_\w+\(|\b(log(ging|ger)?|wandb|mlflow)\.\w+\(", re.IGNORECASE)
 """Logs, rather than writes a file."""
@@ -93,6 +93,7 @@ def source_lines(
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     acting: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     irregular: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for_loss: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     long_steps = LongSteps(rows, by_device=bool(log.meta.get(BY_DEVICE)))
     helpers: dict[Helper, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     helper_of: dict[LineKey, Helper] = {}
@@ -123,6 +124,8 @@ def source_lines(
             acts = bool(ACTS & set(idiom))
             acting[key][slot] += weight_ns if acts else 0.0
             irregular[key][slot] += 0.0 if acts else weight_ns * long_steps.part(slot, place)
+            gathers = slot == COMMUNICATION and roles.gathers_loss(stack)
+            for_loss[key][slot] += weight_ns if gathers else 0.0
             helper = roles.helper(stack) if phase in (Phase.OTHER, Phase.GC) else None
             if helper is not None:
                 helpers[helper][idiom] += weight_ns
@@ -156,6 +159,7 @@ def source_lines(
             model_share=share(FORWARD, ns) if (ns := models.get((file, line, function))) else 0.0,
             acting=sum(share(slot, ns) for slot, ns in acting[phase, (file, line, function)].items()),
             irregular=sum(share(slot, ns) for slot, ns in irregular[phase, (file, line, function)].items()),
+            for_loss=sum(share(slot, ns) for slot, ns in for_loss[phase, (file, line, function)].items()),
             num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
             text=sources.line(file, line),
             via=_heaviest(libraries[phase, (file, line, function)]),

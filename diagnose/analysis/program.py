@@ -112,30 +112,65 @@ def exchanged_ns(log: RankLog) -> float | None:
 
     `None` where it does so and its steps are by the device's clock, which does not tell what is waited for.
     """
-    return _waited_ns(log, "exchanges")
+    inside = _averages_inside(log)
+    return _waited_ns(log, "exchanges", -inside["waited_ns"] if inside else 0)
+
+
+def among_all_ns(log: RankLog) -> float:
+    """Returns what of `exchanged_ns` a rank waited for all others, in what its model calls; nothing where
+    that is not known."""
+    waited_ns: int = _facts(log).get("exchanges", {}).get("among_all_ns", 0)
+    return waited_ns / max(1, whole_steps(log))
 
 
 def averaged_ns(log: RankLog) -> float | None:
     """Returns nanoseconds per step in which a rank's loop added up tensors over the ranks itself, between a
-    backward pass and the optimizer's step; otherwise as `exchanged_ns`."""
-    return _waited_ns(log, "averaging")
+    backward pass and the optimizer's step, or its gradients inside of one; otherwise as `exchanged_ns`."""
+    inside = _averages_inside(log)
+    return _waited_ns(log, "averaging", inside["waited_ns"] if inside else 0)
 
 
-def _waited_ns(log: RankLog, name: str) -> float | None:
+def _waited_ns(log: RankLog, name: str, besides_ns: int) -> float | None:
     fact = _facts(log).get(name)
-    if not fact:
+    if not fact and not besides_ns:
         return 0.0
-    return None if log.meta.get(BY_DEVICE) else float(fact["waited_ns"]) / max(1, whole_steps(log))
+    if log.meta.get(BY_DEVICE):
+        return None
+    waited_ns: int = (fact or {}).get("waited_ns", 0) + besides_ns
+    return max(0, waited_ns) / max(1, whole_steps(log))
 
 
 def averaging_of(log: RankLog) -> Averaging | None:
     """Returns what one rank's loop adds up over the ranks itself; `None` where it does not, or where it is
     not known how much its optimizers update."""
-    fact, steps = _facts(log).get("averaging"), whole_steps(log)
+    inside = _averages_inside(log)
+    if inside is not None:
+        return _averaging(log, inside, inside=True)
+    return _averaging(log, _facts(log).get("averaging"))
+
+
+def _averages_inside(log: RankLog) -> Mapping[str, Any] | None:
+    """Returns what a rank adds up inside of its backward passes or its optimizer's steps if that is its
+    gradients; `None` where DDP or FSDP2 reduces them, or the loop between the two."""
+    facts = _facts(log)
+    fact: Mapping[str, Any] | None = facts.get("averaging_inside")
+    averaging, between = _averaging(log, fact), _averaging(log, facts.get("averaging"))
+    if averaging is None or not averaging.is_of_gradients or facts.get("ddp") or facts.get("fsdp"):
+        return None
+    return None if between is not None and between.is_of_gradients else fact
+
+
+def _averaging(log: RankLog, fact: Mapping[str, Any] | None, *, inside: bool = False) -> Averaging | None:
+    steps = whole_steps(log)
     elements = sum(each.get("num_elements", 0) for each in _facts(log).get("optimizers", ()))
     if not fact or not elements or not steps:
         return None
-    return Averaging(passes=fact["passes"] / steps, times=fact["elements"] / (elements * steps))
+    return Averaging(
+        passes=fact["passes"] / steps,
+        times=fact["elements"] / (elements * steps),
+        rounds=fact.get("rounds", steps) / steps,
+        inside=inside,
+    )
 
 
 def memory_of(log: RankLog, warmup: int) -> Memory:

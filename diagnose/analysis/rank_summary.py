@@ -18,7 +18,7 @@ from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.late_bins import waits_in_bins
 from diagnose.analysis.lines import standing_ns, working_ns
 from diagnose.analysis.meetings import waits_of
-from diagnose.analysis.program import averaged_ns, ddp_of, exchanged_ns
+from diagnose.analysis.program import among_all_ns, averaged_ns, ddp_of, exchanged_ns
 from diagnose.analysis.rank_clocks import kept
 from diagnose.analysis.script import Script
 from diagnose.analysis.signals import host_stats
@@ -81,6 +81,7 @@ class RankSummary:
         standing_ns: See `core.profile.RankProfile`.
         working_ns: Likewise.
         exchanged_ns: Likewise.
+        among_all_ns: Part of `exchanged_ns` that waits for all others together.
         averaged_ns: Likewise.
         clock: `HOST`, `LAUNCHES` or `DEVICE`.
         samples_per_s: 0 when no batch size could be read.
@@ -105,6 +106,7 @@ class RankSummary:
     standing_ns: float = 0.0
     working_ns: float = 0.0
     exchanged_ns: float | None = 0.0
+    among_all_ns: float = 0.0
     averaged_ns: float | None = 0.0
     clock: str = HOST
     samples_per_s: float = 0.0
@@ -151,6 +153,7 @@ def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple
         standing_ns=standing_ns(log, rows, window.warmup, roles, script.idioms),
         working_ns=working_ns(log, rows, window.warmup, roles, script.idioms),
         exchanged_ns=exchanged_ns(log),
+        among_all_ns=among_all_ns(log),
         averaged_ns=averaged_ns(log),
         clock=_clock(log),
         samples_per_s=rate(rows, "samples"),
@@ -208,7 +211,9 @@ def meet_in_all(ranks: Sequence[RankSummary], program: Program, *, by_meetings: 
         return False
     for rank in ranks:
         met_ns = rank.phase_time_ns.get(Phase.COMMUNICATION, 0.0)
-        if rank.exchanged_ns is None or rank.exchanged_ns > (1 - MEETING_SHARE) * met_ns:
+        if rank.exchanged_ns is None:
+            return False
+        if rank.exchanged_ns - rank.among_all_ns > (1 - MEETING_SHARE) * met_ns:
             return False
     if any(rank.ddp is not None for rank in ranks):
         return by_meetings

@@ -184,16 +184,22 @@ MODEL_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging:
-    """What a loop adds up over the ranks itself, between a backward pass and the optimizer's step.
+    """What a loop adds up over the ranks itself: between a backward pass and the optimizer's step, or
+    inside of one of them, in a hook of each parameter or in a `step` of its own.
 
     Attributes:
         passes: Backward passes of a step that are followed by such sums.
         times: How many times in a step as much is added up as the optimizers' parameters have elements:
             from about 1 on it is their gradients.
+        rounds: How often in a step an optimizer steps after a backward pass. Where two take turns, or a
+            batch is trained on several times, each needs averages of its own.
+        inside: Whether it is inside of passes or steps: then it is nothing but gradients.
     """
 
     passes: float
     times: float
+    rounds: float = 1.0
+    inside: bool = False
 
     @property
     def is_of_gradients(self) -> bool:

@@ -132,6 +132,7 @@ class SourceLine:
         acting: The part of `share` in which who called it acted in an environment, or stepped one.
         irregular: The part of `share`, beside `acting`, that passed in a few steps, at no regular interval,
             in which what lies between the same hooks takes far longer than it usually does.
+        for_loss: The part of `share` in collectives that get what the loss or a batch is made of.
         num_samples: About how many times the sampler saw the line; small numbers carry little.
         in_worker: Whether a DataLoader worker, not the training thread, spent the time. `share` is then
             the part of the workers' busy time.
@@ -156,6 +157,7 @@ class SourceLine:
     model_share: float = 0.0
     acting: float = 0.0
     irregular: float = 0.0
+    for_loss: float = 0.0
     num_samples: int = 0
     in_worker: bool = False
     text: str = ""

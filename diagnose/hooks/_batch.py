@@ -18,7 +18,8 @@ def batch_size(batch: Any, asked: int = 0) -> tuple[int, int]:
     samples. It has tokens when it holds integers of shape `(B, T)`: `B * T`, padding included.
 
     Args:
-        batch: A tensor, or nested sequences and mappings of tensors, as a loader yields or a model takes.
+        batch: A tensor, or nested sequences, mappings and dataclasses of tensors, as a loader yields or a
+            model takes.
         asked: The samples that the loader was to put into it, if known.
     """
     if type(batch) in (tuple, list) and batch and isinstance(batch[0], torch.Tensor):
@@ -88,23 +89,25 @@ def _are_as_long(values: Sequence[Any], length: int) -> bool:
 
 
 def first_tensor(batch: Any, depth: int = MAX_DEPTH) -> torch.Tensor | None:
-    """Returns the first tensor in nested sequences and mappings; of a mapping `input_ids`, if there."""
+    """Returns the first tensor in nested sequences, mappings and dataclasses; of a mapping `input_ids`, if
+    there."""
     if isinstance(batch, torch.Tensor):
         return batch
     if not depth:
         return None
-    parts: Iterable[Any]
-    if isinstance(batch, (tuple, list)):
-        parts = batch
-    elif isinstance(batch, Mapping):
-        ids = batch.get("input_ids")
-        if isinstance(ids, torch.Tensor):
-            return ids
-        parts = batch.values()
-    else:
-        return None
-    for part in parts:
+    if isinstance(batch, Mapping) and isinstance(ids := batch.get("input_ids"), torch.Tensor):
+        return ids
+    for part in parts_of(batch):
         tensor = first_tensor(part, depth - 1)
         if tensor is not None:
             return tensor
     return None
+
+
+def parts_of(batch: Any) -> Iterable[Any]:
+    """Returns what a sequence, a mapping or an object of a dataclass holds; nothing of other objects."""
+    if isinstance(batch, (tuple, list)):
+        return batch
+    if isinstance(batch, Mapping):
+        return batch.values()
+    return [getattr(batch, name, None) for name in getattr(type(batch), "__dataclass_fields__", ())]

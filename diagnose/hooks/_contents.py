@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from diagnose.hooks._batch import MAX_DEPTH, first_tensor
+from diagnose.hooks._batch import MAX_DEPTH, first_tensor, parts_of
 
 NUMBERS = 16
 """So many numbers of a sample are looked at: two that differ, differ in one of them."""
@@ -105,14 +105,11 @@ def _unread(first: torch.Tensor, beside: frozenset[Key]) -> Contents:
 
 
 def _tensors(given: Any, depth: int = MAX_DEPTH) -> Iterator[torch.Tensor]:
-    """Goes through all tensors in nested sequences and mappings."""
+    """Goes through all tensors in nested sequences, mappings and dataclasses."""
     if isinstance(given, torch.Tensor):
         yield given
-    elif depth and isinstance(given, (tuple, list)):
-        for part in given:
-            yield from _tensors(part, depth - 1)
-    elif depth and isinstance(given, Mapping):
-        for part in given.values():
+    elif depth:
+        for part in parts_of(given):
             yield from _tensors(part, depth - 1)
 
 

@@ -31,6 +31,9 @@ class DdpFactsHook(Hook):
     DDP times each of the first ten backward passes and every hundredth; nothing is added to it, no
     communication hook above all, which would change what is computed.
 
+    A model may be part of the module that the loop calls. If it has averaged nothing so far, it was made
+    for something else than training.
+
     What tuning makes of a model is none of the script's: with another reducer it is looked at no more.
     """
 
@@ -47,18 +50,16 @@ class DdpFactsHook(Hook):
         synced: list[bool] = []
 
         def look() -> None:
-            called = recorder.met.live_modules()
-            num_models = sum(isinstance(model, DistributedDataParallel) for model in called)
-            for reference, logger, timed in wrapped:
-                model = reference()
-                if model is None or model.logger is not logger():
-                    continue
+            called = [m for m in recorder.met.live_modules() if isinstance(m, DistributedDataParallel)]
+            trained = [(*each, describe(each[0])) for each in own_models()]
+            trained = [each for each in trained if each[0] in called or each[2]["times"]["iteration"]]
+            for model, timed, facts in trained:
                 synced.append(averages(model))
                 file, line = places.get(model, UNKNOWN)
-                facts = {**describe(model), "file": file, "line": line}
+                facts.update(file=file, line=line)
                 facts["synced_share"] = sum(synced) / len(synced)
                 facts["rounds_per_step"] = recorder.rounds / max(1, recorder.steps)
-                facts["num_models"] = max(1, num_models)
+                facts["num_models"] = max(len(called), len(trained))
                 data = facts.pop("times")
                 timed[data.pop("iteration")] = tuple(data[name] for name in TIMES.values())
                 while len(timed) > MAX_TIMED:
@@ -66,14 +67,22 @@ class DdpFactsHook(Hook):
                 facts["timed"] = [[iteration, *times] for iteration, times in timed.items()]
                 recorder.facts["ddp"] = facts
 
+        def own_models() -> Iterator[tuple[Any, dict[int, tuple[int, ...]]]]:
+            for reference, logger, timed in wrapped:
+                model = reference()
+                if model is not None and model.logger is logger():
+                    yield model, timed
+
         def on_backward(args: tuple[Any, ...]) -> None:
             if not wrapped:
                 find()
             look()
 
         def find() -> None:
-            for model in recorder.met.live_modules():
-                if isinstance(model, DistributedDataParallel):
+            called = recorder.met.live_modules()
+            inner = [model for model in places if all(model is not each for each in called)]
+            for model in (*inner, *called):
+                if isinstance(model, DistributedDataParallel) and model.logger is not None:
                     wrapped.append((weakref.ref(model), weakref.ref(model.logger), {}))
 
         try:

@@ -82,7 +82,8 @@ def by_hand(profile: Profile) -> Averaging | None:
 
 def averaging_by_hand_ns(profile: Profile) -> float | None:
     """Returns nanoseconds per step in which every rank averages its gradients by hand, once for each pass:
-    what is added up besides is something else. `None` where it does and that is not known."""
+    what is added up besides is something else, but for what is inside of a pass or of the optimizer's step:
+    that is none of the loop's. `None` where it does and that is not known."""
     averaging = by_hand(profile)
     if averaging is None:
         return 0.0
@@ -90,7 +91,8 @@ def averaging_by_hand_ns(profile: Profile) -> float | None:
     known = [ns for ns in times if ns is not None]
     if len(known) < len(times):
         return None
-    return min(known) * min(1.0, max(1.0, averaging.passes) / averaging.times)
+    part = 1.0 if averaging.inside else min(1.0, max(1.0, averaging.passes) / averaging.times)
+    return min(known) * part
 
 
 def waits_ns(profile: Profile, rank: RankProfile) -> float | None:

@@ -29,13 +29,16 @@ LOW_TIMED, HIGH_TIMED = 0.5, 2.0
 """Where the waits for reductions were measured: how much of them is the map's is not."""
 
 
-def looking(num_nodes: int, unused: bool, on: bool = True, waited_ms: float | None = None) -> Program:
+def looking(
+    num_nodes: int, unused: bool, on: bool = True, waited_ms: float | None = None, *, static: bool = False
+) -> Program:
     ddp = Ddp(
         world_size=2,
         backend="gloo",
         bucket_bytes=(250_000,),
         find_unused_parameters=on,
         has_unused=unused,
+        static_graph=static,
     )
     met = None
     if waited_ms is not None:
@@ -54,7 +57,8 @@ class FindUnusedParameters(Rule):
     worth that only where checkpointing or shared parameters ask for it.
 
     ## When it is wrong
-    Parameters that are used in some steps only.
+    Parameters that are used in some steps only. With `static_graph=True` DDP looks for them just once, and
+    nothing is said.
     """
 
     needs = ("program.ddp", "program.graph")
@@ -68,11 +72,12 @@ class FindUnusedParameters(Rule):
     silent_on = (
         profile(step_ms=10, program=looking(2000, unused=True)),
         profile(step_ms=10, program=looking(2000, unused=False, on=False)),
+        profile(step_ms=10, program=looking(2000, unused=False, static=True)),
     )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return any(rank.find_unused_parameters for rank in profile.program.ddp)
+        return any(rank.find_unused_parameters and not rank.static_graph for rank in profile.program.ddp)
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

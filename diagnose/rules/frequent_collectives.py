@@ -12,6 +12,7 @@ from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
+from diagnose.rules._lines import at
 from diagnose.rules._meetings import excess_of, held_alone_ns, last_to_come
 from diagnose.rules._rank_examples import meeting, ranks_example
 from diagnose.rules._reductions import averaging_by_hand_ns
@@ -22,6 +23,9 @@ MIN_SHARE = 0.03
 
 MIN_OFTEN = 0.08
 """Part of the steps: what is called in fewer is an evaluation's, or an epoch's."""
+
+MOST = 0.5
+"""A line of whose time so much is for the loss is not the one to look at."""
 
 LOW = 0.5
 """One in many steps would remain."""
@@ -38,15 +42,16 @@ SENDS = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
 UNPICKLES = Program(meetings=meeting(1, 17, last=0, held_ms=16), collective_ns=19e6)
 WAITS_FOR_IT = replace(UNPICKLES, collective_ns=2e6)
 COMPUTES = {Phase.COMMUNICATION: 3.0, Phase.BACKWARD: 97.0}
+GATHERED = at("dist.all_gather(others, z)", 0.19, phase=Phase.COMMUNICATION)
 NOW_AND_THEN = Series(median_ns={Phase.COMMUNICATION: 0.0, Phase.BACKWARD: 80e6})
 IN_EACH_FOURTH = Program(collective_ns=20e6, collective_share=0.25)
 ONCE_AN_EPOCH = Program(collective_ns=20e6, collective_share=0.02)
 
 
-def averaging(times: float, averaged_ms: float, passes: float = 1.0) -> Profile:
+def averaging(times: float, averaged_ms: float, passes: float = 1.0, *, inside: bool = False) -> Profile:
     """Two ranks that spend 20 ms in collectives, and so much of it in adding up that many times what the
     optimizer updates."""
-    program = Program(averaging=Averaging(passes=passes, times=times))
+    program = Program(averaging=Averaging(passes=passes, times=times, inside=inside))
     job = ranks_example(TURNS, TURNS, program=program)
     return replace(job, ranks=tuple(replace(each, averaged_ns=averaged_ms * 1e6) for each in job.ranks))
 
@@ -61,11 +66,11 @@ class FrequentCollectives(Rule):
     Sum on each rank and reduce once every hundred steps, or at the end of the epoch. Take barriers out.
 
     ## When it is wrong
-    A loss that needs the other ranks' batches. A loop that averages its gradients itself is known by how
-    much it adds up between backward and the optimizer: where it compresses them, that is taken for its own.
-    Nothing is said of `fully_shard` on GPUs, nor of ranks there that send to each other, whose
-    model or optimizer calls collectives, or whose DDP sends buffers: a step's own communication cannot be
-    told from the script's.
+    A loss that needs what `all_reduce` changes in place: what it gets otherwise of the other ranks' batches
+    is not counted. A loop that averages its gradients itself is known by how much it adds up between
+    backward and the optimizer: where it compresses them, that is taken for its own. Nothing is said of
+    `fully_shard` on GPUs, nor of ranks there that send to each other, whose model or optimizer calls
+    collectives, or whose DDP sends buffers: a step's own communication cannot be told from the script's.
     """
 
     explains = ("logging-io", "slow-metrics")
@@ -81,6 +86,7 @@ class FrequentCollectives(Rule):
         averaging(1.0, 12.0),
         averaging(0.1, 19.0),
         averaging(2.0, 19.0),
+        ranks_example(TURNS, TURNS, where=(replace(GATHERED, for_loss=0.05),)),
         ranks_example(GATHERS, SENDS, program=UNPICKLES),
         ranks_example(TURNS, TURNS, program=IN_EACH_FOURTH, series=NOW_AND_THEN),
     )
@@ -93,6 +99,8 @@ class FrequentCollectives(Rule):
         ranks_example(TURNS, TURNS, program=Program(collective_ns=1e6)),
         averaging(1.0, 19.5),
         averaging(4.0, 19.5, passes=4.0),
+        averaging(2.0, 19.5, inside=True),
+        ranks_example(TURNS, TURNS, where=(replace(GATHERED, for_loss=0.18),)),
         ranks_example(COMPUTES, SENDS, program=WAITS_FOR_IT),
         ranks_example(TURNS, TURNS, program=ONCE_AN_EPOCH, series=NOW_AND_THEN),
         ranks_example(TURNS, TURNS, program=SHARDED),
@@ -124,7 +132,7 @@ class FrequentCollectives(Rule):
         averaging_ns = averaging_by_hand_ns(profile)
         if averaging_ns is None:
             return None
-        lost_ns -= averaging_ns
+        lost_ns -= averaging_ns + sum(line.for_loss for line in profile.where) * profile.step_time_ns
         usual_ns = profile.series.median_ns.get(Phase.COMMUNICATION)
         often = program.collective_share
         if usual_ns is not None and (often is None or often < MIN_OFTEN):
@@ -136,7 +144,8 @@ class FrequentCollectives(Rule):
             alone_ns = min(alone_ns, lost_ns)  # what all lose has it already
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        line = next((line for line in profile.where if line.phase is Phase.COMMUNICATION), None)
+        own = (each for each in profile.where if each.phase is Phase.COMMUNICATION)
+        line = next((each for each in own if each.for_loss < MOST * each.share), None)
         return Finding(
             rule=self.name,
             summary=f"Collectives of the script's own take {format_share(lost_ns / profile.step_time_ns)}.",

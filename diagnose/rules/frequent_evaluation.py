@@ -192,19 +192,23 @@ def teaching_ns(profile: Profile) -> float:
     calls = profile.program.calls
     if calls is None or (calls.untrained or 0.0) + (calls.free or 0.0) < EACH_STEP:
         return 0.0
-    series, spent_ns = profile.series, profile.phase_time_ns[Phase.EVALUATION]
-    usual_step_ns = sum(series.median_ns.values())
-    if not usual_step_ns:
-        return spent_ns
-    usual_ns = series.median_ns.get(Phase.EVALUATION, 0.0)
-    return min(spent_ns, usual_ns * profile.step_time_ns / usual_step_ns)
+    spent_ns = profile.phase_time_ns[Phase.EVALUATION]
+    each_ns = each_step_ns(profile)
+    return spent_ns if each_ns is None else min(spent_ns, each_ns)
+
+
+def each_step_ns(profile: Profile) -> float | None:
+    """Returns nanoseconds that a usual step spends in evaluation; `None` where none was measured."""
+    usual = profile.series.median_ns
+    whole_ns = sum(usual.values())
+    return usual.get(Phase.EVALUATION, 0.0) * profile.step_time_ns / whole_ns if whole_ns else None
 
 
 def generating_ns(profile: Profile) -> float:
     """Returns nanoseconds of each step in which a model writes what the training then learns from: what it
     generates now and then is a sample for the reader, and what it does in every step is not."""
-    usual_ns = profile.series.median_ns.get(Phase.EVALUATION, 0.0)
-    if not usual_ns:
+    each_ns = each_step_ns(profile)
+    if not each_ns:
         return 0.0
     lines = [line for line in profile.where if line.phase is Phase.EVALUATION and not line.in_worker]
     generating = [
@@ -213,7 +217,7 @@ def generating_ns(profile: Profile) -> float:
         if ".generate(" in line.text or line.function.rpartition(".")[2] == "generate"
     ]
     spent_ns = sum(line.share for line in generating if not is_rollout(line)) * profile.step_time_ns
-    return min(spent_ns, usual_ns * profile.step_time_ns / sum(profile.series.median_ns.values()))
+    return min(spent_ns, each_ns)
 
 
 def least_share(profile: Profile) -> float:

@@ -71,11 +71,11 @@ def shared(rounds: float | None, num_models: int = 1) -> Program:
     return replace(program, ddp=ddp, optimizers=(MUON, ADAM))
 
 
-def averaging(passes: float, times: float) -> Profile:
-    """Two ranks that add up so much themselves, after so many passes of a step."""
+def averaging(passes: float, times: float, rounds: float = 1.0, *, inside: bool = False) -> Profile:
+    """Two ranks that add up so much themselves, after so many passes of a step, or inside of them."""
     times_ms = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
-    program = Program(averaging=Averaging(passes=passes, times=times))
-    job = ranks_example(times_ms, times_ms, program=program)
+    found = Averaging(passes=passes, times=times, rounds=rounds, inside=inside)
+    job = ranks_example(times_ms, times_ms, program=Program(averaging=found))
     return replace(job, ranks=tuple(replace(each, averaged_ns=20e6) for each in job.ranks))
 
 
@@ -101,6 +101,7 @@ class MissingNoSync(Rule):
         profile(program=accumulating(2, 1.0)),
         profile(program=shared(1.0)),
         averaging(4.0, 4.0),
+        averaging(4.0, 4.0, inside=True),
         profile(communication_ms=30, program=accumulating(4, 1.0, waited_ns=24e6)),
     )
     silent_on = (
@@ -112,6 +113,8 @@ class MissingNoSync(Rule):
         averaging(1.0, 1.0),
         averaging(2.0, 1.0),
         averaging(1.0, 2.0),
+        averaging(4.0, 4.0, 4.0),
+        averaging(2.0, 1.9, 2.0, inside=True),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -175,7 +178,7 @@ class MissingNoSync(Rule):
         averaging, averaged_ns = by_hand(profile), averaging_by_hand_ns(profile)
         if averaging is None or averaged_ns is None:
             return None
-        times = min(averaging.passes, averaging.times)
+        times = min(averaging.passes, averaging.times) / max(1.0, averaging.rounds)
         if times < MIN_PASSES:
             return None
         there_ns = profile.spent_ns(Phase.COMMUNICATION)

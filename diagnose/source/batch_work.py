@@ -19,7 +19,15 @@ READS = {
 }
 """Words of functions that get data rather than compute something of it."""
 
-BATCHES = {"batch", "batches", "minibatch", "sample", "samples", *READS}
+GETS = {
+    *READS,
+    *("decoded", "decompress", "decompressed", "deserialize", "frombuffer", "fromstring", "genfromtxt"),
+    *("imdecode", "loadtxt", "parse", "parsed", "reader", "unpack", "unpacked", "unpickle"),
+}
+"""Likewise, and of those that make a batch of the bytes or the text that a reader gave: in the loop it is
+the input that takes so long. What a dataset does is another matter: see `analysis.transforms`."""
+
+BATCHES = {"batch", "batches", "minibatch", "sample", "samples", *GETS}
 """Words of functions that give a batch."""
 
 CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
@@ -55,7 +63,7 @@ class BatchWork:
         if own[:2] not in self.lines:
             return False
         for file, line, function in inner:
-            if words(function.rpartition(".")[2]) & READS or self._reads(file, line):
+            if words(function.rpartition(".")[2]) & GETS or self._reads(file, line):
                 return False
         return True
 
@@ -63,7 +71,7 @@ class BatchWork:
         """Whether a line calls what reads files, or gets data otherwise: `tensor(Image.open(path))`."""
         if (file, line) not in self._reading:
             called = CALLED.findall(self._sources.line(file, line))
-            self._reading[file, line] = any(words(name) & READS for name in called)
+            self._reading[file, line] = any(words(name) & GETS for name in called)
         return self._reading[file, line]
 
 
@@ -80,7 +88,7 @@ def _working(part: Part, found: Found) -> list[ast.stmt]:
     got = [s for s in part.statements if id(s) in among and _gets(s)]
     works: list[ast.stmt] = []
     for statement in made:
-        if any(words(callee(call)[0]) & READS for call in calls_of(statement)):
+        if any(words(callee(call)[0]) & GETS for call in calls_of(statement)):
             continue
         worked_on = _worked_on(statement, part)
         if any(

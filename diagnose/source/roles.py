@@ -192,6 +192,18 @@ class Roles:
             return False
         return all(line in self._returned(file, line) for file, line, _ in stack[:depth])
 
+    def gathers_loss(self, stack: Sequence[Frame]) -> bool:
+        """Whether a stack in a collective gets what the loss or a batch is made of, in the loop's own code:
+        not what DDP does for the model that a line calls.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first.
+        """
+        depth = self._depth(stack)
+        if depth is None or stack[depth][:2] in self._kinds or stack[depth][:2] not in self._roles:
+            return False
+        return all(line in self._returned(file, line) for file, line, _ in stack[:depth])
+
     def _returned(self, file: str, line: int) -> set[int]:
         around = [
             function

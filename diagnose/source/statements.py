@@ -13,6 +13,9 @@ Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign
 APPENDS, REORDERS = {"append", "extend", "appendleft"}, {"shuffle", "sort", "reverse"}
 """Methods that put something into a list, and those that bring what it holds into another order."""
 
+GATHERS = {"all_gather", "all_gather_into_tensor"}
+"""Collectives that fill what they are given first."""
+
 MODULES = {"torch", "nn", "init", "F", "np", "numpy", "dist"}
 """What torch's and numpy's modules are called: `nn.init.zeros_(weight)`."""
 
@@ -224,6 +227,8 @@ def _changed_by(call: ast.Call) -> list[ast.expr]:
         changed.append(call.args[0])
     elif isinstance(call.func, ast.Attribute) and (name in APPENDS | REORDERS or in_place(name)):
         changed.append(_held_by(call.func.value))
+    elif name in GATHERS and call.args:
+        changed.append(call.args[0])
     return changed
 
 
