@@ -103,6 +103,7 @@ def _places(tree: ast.Module) -> dict[int, list[Place]]:
             gradients=weights.of(place.function, "gradients"),
             norms=weights.norms(place.function),
             hooked=weights.hooked(place.function),
+            turned=weights.turned(place.function),
             rates=rates,
             saved=saved,
             texts=texts,

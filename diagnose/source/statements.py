@@ -33,6 +33,7 @@ class Place:
         gradients: Names that hold their gradients.
         norms: Names that are made of norms of gradients there.
         hooked: The parameter of that function, if a hook of each weight calls it.
+        turned: Those of its parameters that loops give one weight, or gradient, after the other.
         rates: Names there whose values become a learning rate, and nothing else.
         at_once: Names of the file that hold an average which is updated in one call for all tensors.
         saved: Names there of files that state is saved to, and of what is made for them.
@@ -50,6 +51,7 @@ class Place:
     gradients: frozenset[str] = frozenset()
     norms: frozenset[str] = frozenset()
     hooked: frozenset[str] = frozenset()
+    turned: frozenset[str] = frozenset()
     rates: frozenset[str] = frozenset()
     at_once: frozenset[str] = frozenset()
     saved: frozenset[str] = frozenset()

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from diagnose.source.statements import Place, callee, names
-from diagnose.source.weights import OVER_WEIGHTS
+from diagnose.source.weight_words import OVER_WEIGHTS
 
 WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
 """Methods that change a weight, or what is kept beside it."""
