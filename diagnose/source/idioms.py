@@ -15,6 +15,7 @@ from diagnose.source.places import Places
 from diagnose.source.purposes import (
     ATTENTION,
     CHAIN,
+    EMA,
     ENVIRONMENT,
     HOOK,
     LOG,
@@ -23,6 +24,7 @@ from diagnose.source.purposes import (
     ROLLOUT,
     SCHEDULE,
     SLICES,
+    WHOLE,
 )
 from diagnose.source.rollouts import (
     ENVIRONMENT_PACKAGES,
@@ -143,6 +145,8 @@ class Idioms:
             found = [PYTHON_LOOP, SLICES]
         if within.stepping and not found and self._is_turn(stack, within):
             found = [PYTHON_LOOP]
+        if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP}:
+            found = self._of_averaged_model(stack) or found
         if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP} and self._schedules(stack):
             found = [SCHEDULE]
         if phase is Phase.OTHER and set(found) <= {PYTHON_LOOP} and self._formats(stack):
@@ -195,6 +199,19 @@ class Idioms:
             if PYTHON_LOOP in self.of_line(file, line, within):
                 return True
         return False
+
+    def _of_averaged_model(self, stack: Sequence[Frame]) -> list[str]:
+        """Returns what a line does that torch's `AveragedModel` calls: the script's `avg_fn`. A learner's
+        own `update_parameters(batch)` is none."""
+        for (_, _, inner), (file, line, _) in pairwise(stack):
+            calls = self._places.calls(file, line)
+            if [callee(call)[0] for call in calls] != ["update_parameters"]:
+                continue
+            own = inner.rpartition(".")[2] == "update_parameters"
+            if own or "AveragedModel" not in (self._places.sources.text(file) or ""):
+                return []
+            return [idiom for idiom in self.of_line(file, line) if idiom in (EMA, WHOLE)]
+        return []
 
     def _is_hook(self, stack: Sequence[Frame]) -> bool:
         """Whether a function of the script is run by the step of an optimizer that is not the script's: by
