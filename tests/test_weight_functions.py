@@ -7,7 +7,7 @@ import pytest
 from diagnose.core.phases import Phase
 from diagnose.source.idioms import Idioms
 from diagnose.source.places import Places
-from diagnose.source.purposes import CLIP, EMA, UPDATE, WHOLE
+from diagnose.source.purposes import CLIP, EMA, PYTHON_LOOP, UPDATE, WHOLE
 from diagnose.source.sources import Sources
 from tests.marked import FILE, of_marked
 
@@ -230,3 +230,37 @@ def test_what_torchs_averaged_model_calls_averages(text: str, idioms: tuple[str,
     assert Idioms(Places(Sources({FILE: text}))).of(stack) == idioms
     inside = [*stack[:1], (FILE, line, "Learner.update_parameters"), *stack[1:]]
     assert Idioms(Places(Sources({FILE: text}))).of(inside) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "idiom"),
+    [
+        (MIXES, "ours.data = blender.mix(ours.data, theirs.data)", EMA),
+        (MIXES, "for ours, theirs in zip(slow.parameters(), net.parameters()):", EMA),
+        (ENERGY, "total = sum(energy(p.grad) for p in net.parameters())", CLIP),
+        (MOVES, "    move_(p, g, 0.1)", UPDATE),
+        (PENALTY, "    total += penalty(p)", PYTHON_LOOP),
+        (MASKS, "    mask_(p.data, 0.5)", PYTHON_LOOP),
+    ],
+)
+def test_the_line_that_calls_such_a_function_does_what_that_does(text: str, line: str, idiom: str):
+    marked = text.replace("  # here", "").replace(line, f"{line}  # here")
+    assert of_marked(marked, "main") == (idiom,)
+
+
+SCALED = """
+def energy(g):
+    return {}
+
+def main():
+    total = 0.0
+    for p in net.parameters():
+        total += energy(p.grad)
+    for p in net.parameters():
+        p.grad.mul_(min(1.0, most / (total ** 0.5 + 1e-6)))  # here
+"""
+
+
+@pytest.mark.parametrize(("made", "idiom"), [("(g * g).sum()", CLIP), ("g.mean()", PYTHON_LOOP)])
+def test_what_such_functions_measure_of_gradients_makes_norms(made: str, idiom: str):
+    assert of_marked(SCALED.format(made), "main") == (idiom,)

@@ -23,6 +23,7 @@ from diagnose.source.statements import (
 )
 from diagnose.source.tensor_values import without_tensors
 from diagnose.source.texts import texts_of
+from diagnose.source.weight_idioms import helpers_of
 from diagnose.source.weights import Weights, averaged_at_once
 
 
@@ -113,4 +114,8 @@ def _places(tree: ast.Module) -> dict[int, list[Place]]:
             waited_for=waits,
         )
 
-    return {line: [known(place) for place in places] for line, places in by_line(tree).items()}
+    found = {line: [known(place) for place in places] for line, places in by_line(tree).items()}
+    helpers = helpers_of(place for places in found.values() for place in places)
+    if not helpers:
+        return found
+    return {line: [replace(place, helpers=helpers) for place in places] for line, places in found.items()}

@@ -89,7 +89,7 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         works = any(isinstance(node, (ast.Call, ast.comprehension)) for node in nodes)
         if sets_rate(place.statement, place.loops) or (works and makes_only(place.statement, place.rates)):
             found.add(SCHEDULE)
-        beside = replace(place, turned=frozenset()) if within.model else place
+        beside = replace(place, turned=frozenset(), helpers={}) if within.model else place
         found.update(of_weights(beside, nodes))  # what a model makes of weights is none of these
         for node in nodes:
             found.update(of_lists(node, place) if isinstance(node, ast.Call) else ())

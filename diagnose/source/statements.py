@@ -34,6 +34,7 @@ class Place:
         norms: Names that are made of norms of gradients there.
         hooked: The parameter of that function, if a hook of each weight calls it.
         turned: Those of its parameters that loops give one weight, or gradient, after the other.
+        helpers: What functions of the file do that loops give one weight after the other, by name.
         rates: Names there whose values become a learning rate, and nothing else.
         at_once: Names of the file that hold an average which is updated in one call for all tensors.
         saved: Names there of files that state is saved to, and of what is made for them.
@@ -52,6 +53,7 @@ class Place:
     norms: frozenset[str] = frozenset()
     hooked: frozenset[str] = frozenset()
     turned: frozenset[str] = frozenset()
+    helpers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     rates: frozenset[str] = frozenset()
     at_once: frozenset[str] = frozenset()
     saved: frozenset[str] = frozenset()

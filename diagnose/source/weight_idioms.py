@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from diagnose.source.averaging import AVERAGED_WORDS, averages, blends_in, scales_and_adds
@@ -18,13 +18,14 @@ from diagnose.source.statements import (
     key_of,
     names,
     nodes_of,
+    parameters_of,
     words,
     words_of,
     writes,
 )
 from diagnose.source.tensor_operations import is_product, takes_lists
 from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, sources, turns
-from diagnose.source.weight_words import ASKED, GRADIENTS, HOOKS, KEEPS, OVER_WEIGHTS, PASS_ON
+from diagnose.source.weight_words import ASKED, GRADIENTS, HOOKS, KEEPS, OVER_WEIGHTS
 from diagnose.source.weights import turns_of
 
 CHANGES = (WRITES - {"copy_"}) | {"addcdiv_", "addcmul_"}
@@ -50,6 +51,10 @@ def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     iterated = [source for _, source in sources(place, nodes)]
     if place.turned and not place.hooked and not iterated:
         yield from _of_turn(place, nodes)
+        return
+    helped = {idiom for name in map(helper_of, nodes) for idiom in place.helpers.get(name, ())}
+    if helped:
+        yield from helped
         return
     if _makes_anew(place):
         yield UPDATE
@@ -79,6 +84,25 @@ def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
         yield CLIP
     elif _updates(place, nodes) and (not measures or gone_over & (OVER_WEIGHTS - GRADIENTS)):
         yield UPDATE
+
+
+def helpers_of(places: Iterable[Place]) -> dict[str, frozenset[str]]:
+    """Returns what the functions do that loops give one weight after the other, as `helper_of` calls them:
+    the time of a short function is often found on the line that calls it."""
+    does: dict[str, set[str]] = {}
+    for place in places:
+        function = place.function
+        if place.turned and isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            is_method = parameters_of(function)[:1] in (["self"], ["cls"])
+            name = f".{function.name}" if is_method else function.name
+            does.setdefault(name, set()).update(of_weights(place, nodes_of(place.statement)))
+    return {name: frozenset(found) for name, found in does.items() if found}
+
+
+def helper_of(node: ast.AST) -> str:
+    """Returns the name of what is called, with a dot before a method's."""
+    name, base = callee(node) if isinstance(node, ast.Call) else ("", "")
+    return f".{name}" if base else name
 
 
 def _of_turn(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
@@ -242,39 +266,6 @@ def of_lists(call: ast.Call, place: Place) -> Iterator[str]:
         does & {"mul", "add"} and (words_of(used) & OF_AVERAGES or ("add" in does and sum(held) > 1))
     ):
         yield EMA
-
-
-def clips_one(call: ast.Call, place: Place) -> bool:
-    """Whether torch is asked to clip the gradient of one weight after the other: `clip_grad_norm_(p, 1.0)`
-    in a loop over the weights, not over lists of them; or `clip_grad_norm_([p], 1.0)`."""
-    named = [keyword.value for keyword in call.keywords if keyword.arg == "parameters"]
-    given = next(iter((*call.args, *named)), None)
-    alone = isinstance(given, (ast.List, ast.Tuple)) and len(given.elts) == 1
-    if isinstance(given, (ast.List, ast.Tuple)) and alone:
-        given = given.elts[0]
-    if not isinstance(given, ast.Name) or not callee(call)[0].startswith("clip_grad"):
-        return False
-    if given.id in place.hooked | place.turned:
-        return True
-    for loop in place.loops:
-        if isinstance(loop, ast.While) or given.id not in names(ast.walk(loop.target)):
-            continue
-        over = loop.iter
-        while isinstance(over, ast.Call) and callee(over)[0] in PASS_ON and over.args:
-            over = over.args[0]
-        if isinstance(over, ast.Call):
-            return callee(over)[0] in ASKED
-        if isinstance(over, ast.Subscript):
-            return key_of(over) == "params"
-        if not names([over]) & (OVER_WEIGHTS | place.weights):
-            return False
-        if alone:
-            return True
-        asked = (node for node in ast.walk(loop) if isinstance(node, ast.Attribute))
-        return any(
-            node.attr in ("grad", "requires_grad") and names([node.value]) == {given.id} for node in asked
-        )
-    return False
 
 
 def _by_norms(used: set[str], place: Place) -> bool:

@@ -81,6 +81,12 @@ class Weights:
         for function, given in self._turned.items():
             measured = {name for name, kind in given.items() if kind == "gradients"}
             self._held.setdefault((function, "gradients"), set()).update(measured)
+        self._measuring = {
+            function.name
+            for function, given in self._turned.items()
+            if "gradients" in given.values() or (given and "grad" in names(ast.walk(function)))
+            if _measure({callee(node)[0] for node in ast.walk(function) if isinstance(node, ast.Call)})
+        }
 
     def of(self, function: ast.AST | None, kind: Kind = "weights") -> frozenset[str]:
         """Returns the names and attributes that hold weights, or gradients, in a function.
@@ -126,8 +132,9 @@ class Weights:
                 nodes = nodes_of(statement)
                 used = names(nodes)
                 called = {callee(node)[0] for node in nodes if isinstance(node, ast.Call)}
-                measures = called & MEASURES or "norm" in words_of(called)
-                if measures and (words_of(used) & GRADIENTS or used & (gradients | turns)):
+                measures = _measure(called)
+                of_gradients = words_of(used) & GRADIENTS or used & (gradients | turns)
+                if (measures and of_gradients) or called & self._measuring:
                     held |= writes(statement)
             grow(held, statements)
             self._norms[function] = frozenset(held)
@@ -215,6 +222,11 @@ class Weights:
 
     def _first(self, values: Iterable[ast.expr], scope: Scope) -> Kind | None:
         return next(filter(None, (self._kind(each, scope) for each in values)), None)
+
+
+def _measure(called: set[str]) -> bool:
+    """Whether one of such functions measures what it is given."""
+    return bool(called & MEASURES or "norm" in words_of(called))
 
 
 def turns_of(loop: Loop) -> Iterator[tuple[ast.expr, ast.expr]]:
