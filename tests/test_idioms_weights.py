@@ -113,6 +113,37 @@ from tests.marked import of_marked
         ("for p in model.parameters():\n    a.data += r * (p.data - a)  # here", EMA),
         ("for p in model.parameters():\n    a.sub_(r * (a - p))  # here", EMA),
         ("for p in model.parameters():\n    total += (p - a).abs().max()  # here", PYTHON_LOOP),
+        ("for p in model.parameters():\n    v[p].mul_(b).add_(p.grad.pow(2), alpha=r)  # here", UPDATE),
+        ("for p in model.parameters():\n    g = p.grad\n    a[p].add_(g.square())  # here", UPDATE),
+        ("for p in model.parameters():\n    sq = p.grad.pow(2)  # here", CLIP),
+        ("for p in model.parameters():\n    norms[p] += p.grad.pow(2).sum()  # here", CLIP),
+        (
+            "for p, v in zip(params, vs):\n    den = v.sqrt().add_(e)  # here\n    p.addcdiv_(p.grad, den)",
+            UPDATE,
+        ),
+        (
+            "for p, v in zip(params, vs):\n    u = v @ v.T  # here\n    p.addcdiv_(p.grad, u)",
+            PYTHON_LOOP,
+        ),
+        (
+            "for x, v in zip(rows, vs):\n    den = v.sqrt().add_(e)  # here\n    x.addcdiv_(x.grad, den)",
+            PYTHON_LOOP,
+        ),
+        ("params = [p - lr * p.grad for p in params]  # here", UPDATE),
+        ("moved = [p - lr * p.grad for p in params]  # here", PYTHON_LOOP),
+        ("params = [p - lr * grad for p, grad in zip(params, grads)]  # here", PYTHON_LOOP),
+        ("params = [p + e for p, e in zip(params, noise)]  # here", PYTHON_LOOP),
+        (
+            "for a, b in zip(old.parameters(), net.parameters()):\n    d = b.data - a.data\n"
+            "    a.data += r * d  # here",
+            EMA,
+        ),
+        ("for n, b in net.named_parameters():\n    d = a[n] - b\n    a[n].sub_(d * r)  # here", EMA),
+        (
+            "for a, b in zip(old.parameters(), net.parameters()):\n    d = b.data - c\n"
+            "    a.data += r * d  # here",
+            PYTHON_LOOP,
+        ),
         ("for row in rows:\n    total = total * (1 - r) + row * r  # here", PYTHON_LOOP),
         ("for row in rows:\n    total += row * row  # here", PYTHON_LOOP),
     ],
@@ -172,3 +203,87 @@ for step in range(steps):
         old.weight.copy_(tau * net.weight + (1 - tau) * old.weight)
 """
     assert of_marked(text) == ()
+
+
+KEPT_BY_NAME = """
+kept = {{n: p.detach().clone() for n, p in net.named_parameters()}}
+later = copy.deepcopy(net.state_dict())
+noise = {{n: torch.randn_like(p) for n, p in net.named_parameters()}}
+for n, p in {}:
+    {}  # here
+"""
+BY_NAME, OF_STATE = "net.named_parameters()", "net.state_dict().items()"
+
+
+@pytest.mark.parametrize(
+    ("over", "line", "idiom"),
+    [
+        (BY_NAME, "kept[n].mul_(m).add_(p.detach(), alpha=1 - m)", EMA),
+        (BY_NAME, "kept[n].copy_(kept[n] * m + p * r)", EMA),
+        (OF_STATE, "later[n] = (later[n] * count + p) / (count + 1)", EMA),
+        (OF_STATE, "later[n] = later[n] + r * (p - later[n])", EMA),
+        ("later.items()", "p *= m; p += much * kept[n]", EMA),
+        ("enumerate(net.parameters())", "kept[n].mul_(m).add_(p.data, alpha=r)", EMA),
+        ("zip(later, names)", "kept[n].mul_(m).add_(later[n], alpha=r)", EMA),
+        (BY_NAME, "noise[n].mul_(m).add_(p, alpha=r)", PYTHON_LOOP),
+        (BY_NAME, "p.mul_(m).add_(noise[n])", PYTHON_LOOP),
+        (BY_NAME, "p.mul_(kept[n])", PYTHON_LOOP),
+        (BY_NAME, "kept[n] += p", PYTHON_LOOP),
+        (BY_NAME, "kept[n].copy_(p)", PYTHON_LOOP),
+        ("rows", "sums[n].mul_(m).add_(p, alpha=r)", PYTHON_LOOP),
+    ],
+)
+def test_an_average_may_be_kept_by_name(over: str, line: str, idiom: str):
+    assert of_marked(KEPT_BY_NAME.format(over, line)) == (idiom,)
+
+
+FUNCTIONAL = """
+import torch
+from torch.autograd import grad
+
+params = [p.detach().requires_grad_() for p in net.parameters()]
+for x in rows:
+    gs = {}
+    {}  # here
+"""
+IN_LISTS = "params = [(p - lr * g).detach().requires_grad_() for p, g in zip(params, gs)]"
+IN_DICTS = "params = {n: p - lr * gs[n] for n, p in params.items()}"
+OF_LOSS = "torch.autograd.grad(loss_of(params, x), params)"
+
+
+@pytest.mark.parametrize(
+    ("gradients", "line", "idiom"),
+    [
+        (OF_LOSS, IN_LISTS, UPDATE),
+        ("grad(loss_of(params, x), params)", IN_LISTS, UPDATE),
+        ("torch.func.grad(loss_of)(params, x)", IN_DICTS, UPDATE),
+        (OF_LOSS, "n = sum(g.norm() ** 2 for g in gs)", CLIP),
+        (OF_LOSS, "other = [p - lr * g for p, g in zip(params, gs)]", PYTHON_LOOP),
+        (OF_LOSS, "params = {n: d * p + (1 - d) * now[n] for n, p in params.items()}", EMA),
+        (OF_LOSS.replace("params)", "params, create_graph=True)"), IN_LISTS, PYTHON_LOOP),
+        ("made(params, x)", IN_LISTS, PYTHON_LOOP),
+    ],
+)
+def test_what_trains_by_gradients_that_it_asks_for_updates_all_weights_anew(
+    gradients: str, line: str, idiom: str
+):
+    assert of_marked(FUNCTIONAL.format(gradients, line)) == (idiom,)
+
+
+@pytest.mark.parametrize("graph", ["", ", create_graph=through"])
+def test_steps_inside_of_a_loss_are_no_updates_of_the_weights(graph: str):
+    text = """
+def adapted(x, y, through):
+    weights = {{name: w.expand(len(x), -1, -1) for name, w in net.named_parameters()}}
+    for _ in range(2):
+        slopes = torch.autograd.grad(errors(weights, x, y), list(weights.values()){})
+        weights = {{n: w - rate * slope for (n, w), slope in zip(weights.items(), slopes)}}  # here
+    return weights
+
+for x, y in tasks:
+    errors(adapted(x, y, True), x, y).backward()
+    optimizer.step()
+"""
+    assert of_marked(text.format(graph), "adapted") == (PYTHON_LOOP,)
+    named = text.replace("slopes", "grads").format(graph)
+    assert of_marked(named, "adapted") == (PYTHON_LOOP,)

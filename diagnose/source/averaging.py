@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from diagnose.source.statements import Place, callee, names, nodes_of, words, words_of
-from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, key, turns
+from diagnose.source.statements import Place, assigned, callee, names, nodes_of, words, words_of
+from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, key, sources, turns
+from diagnose.source.weight_words import OVER_WEIGHTS
 
 IN_PLACE = {*WRITES, "mul", "lerp"}
 AVERAGED_WORDS = {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}
@@ -30,8 +31,9 @@ def averages(place: Place, nodes: list[ast.AST], gone_over: set[str], *, pairs: 
     assigns = isinstance(place.statement, (ast.Assign, ast.AugAssign)) and not _sums_up(place)
     return bool(
         blends_in(place.statement, nodes)
+        or _goes_toward(place)
         or (told and (used & IN_PLACE or assigns))
-        or (pairs and _scales_and_adds(place))
+        or (pairs and scales_and_adds(place))
         or (pairs and in_pairs(place, nodes) and _copies_average(place, used, gone_over))
     )
 
@@ -50,6 +52,28 @@ def blends_in(statement: ast.stmt, nodes: list[ast.AST]) -> bool:
         old = node.right if isinstance(op, ast.Add) else node.left  # `a += r * (b - a)`
         if isinstance(op, (ast.Add, ast.Sub)) and key(old) == key(target):
             return True
+    return False
+
+
+def _goes_toward(place: Place) -> bool:
+    """Whether a statement goes a part of the way by what a turn has made for that: `a += r * d`, after
+    `d = b - a`."""
+    change = changed(place.statement)
+    if change is None or not place.loops:
+        return False
+    target, op, by = change
+    used = {node.id for value in by for node in ast.walk(value) if isinstance(node, ast.Name)}
+    for each in ast.walk(place.loops[0]):
+        for made, value in assigned(each):
+            if not isinstance(made, ast.Name) or made.id not in used or not isinstance(value, ast.BinOp):
+                continue
+            old = value.right if isinstance(op, ast.Add) else value.left
+            if (
+                isinstance(op, (ast.Add, ast.Sub))
+                and isinstance(value.op, ast.Sub)
+                and key(old) == key(target)
+            ):
+                return True
     return False
 
 
@@ -82,7 +106,7 @@ def _sums_up(place: Place) -> bool:
     return bool(_change(statement)[1])
 
 
-def _scales_and_adds(place: Place) -> bool:
+def scales_and_adds(place: Place) -> bool:
     """Whether what a statement changes is both scaled and added to, with two weights of a turn:
     `a.mul_(d).add_(b)`, or that in two statements.
 
@@ -92,10 +116,34 @@ def _scales_and_adds(place: Place) -> bool:
     rebinds = isinstance(place.statement, ast.Assign) and isinstance(place.statement.targets[0], ast.Name)
     if not does or rebinds:
         return False
-    inside = [node for loop in place.loops[:1] for node in ast.walk(loop) if isinstance(node, ast.stmt)]
+    around = place.loops[0] if place.loops else place.function if place.turned else None
+    inside = [node for node in ast.walk(around) if isinstance(node, ast.stmt)] if around else []
     both = [each for each in inside if _change(each)[0] == target] or [place.statement]
     does = set().union(*(_change(each)[1] for each in both))
-    return does == {SCALE, ADD} and in_pairs(place, [node for each in both for node in nodes_of(each)])
+    changing = [node for each in both for node in nodes_of(each)]
+    paired = in_pairs(place, changing) or _keyed_pair(place, changing)
+    return does == {SCALE, ADD} and (paired or len(names(changing) & place.turned - place.gradients) > 1)
+
+
+def _keyed_pair(place: Place, nodes: list[ast.AST]) -> bool:
+    """Whether something is done to one of a turn's weights and to what is kept of it under its name, or to
+    two that are kept: `for n, p in net.named_parameters(): kept[n].mul_(d).add_(p)`."""
+    for target, source in sources(place, nodes):
+        if not names(ast.walk(source)) & (OVER_WEIGHTS | place.weights):
+            continue
+        turn = [each.id for each in ast.walk(target) if isinstance(each, ast.Name)]
+        if not turn:
+            continue
+        kept = {
+            ast.unparse(node.value)
+            for node in nodes
+            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name)
+            if node.slice.id == turn[0] and names([node.value]) & place.weights
+        }
+        beside = len(turn) == 2 and any(isinstance(node, ast.Name) and node.id == turn[1] for node in nodes)
+        if len(kept) + beside > 1:
+            return True
+    return False
 
 
 def _change(statement: ast.stmt) -> tuple[str, set[str]]:

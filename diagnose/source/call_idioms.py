@@ -24,7 +24,7 @@ from diagnose.source.purposes import (
 from diagnose.source.statements import Place, assigned, callee, given_to, names, words, writes
 from diagnose.source.tensor_values import PREDICATES, may_be_tensor
 from diagnose.source.texts import FILES
-from diagnose.source.weight_idioms import clips_one
+from diagnose.source.weight_loops import clips_one
 
 SYNC_METHODS = {"item", "tolist", "cpu", "numpy"}
 CASTS = {"float", "int", "bool"}

@@ -16,6 +16,7 @@ from diagnose.source.places import Places
 from diagnose.source.purposes import (
     ATTENTION,
     CHAIN,
+    EMA,
     ENVIRONMENT,
     HOOK,
     LOG,
@@ -25,6 +26,7 @@ from diagnose.source.purposes import (
     SCHEDULE,
     SLICES,
     SYNC,
+    WHOLE,
 )
 from diagnose.source.rollouts import (
     ENVIRONMENT_PACKAGES,
@@ -165,6 +167,8 @@ class Idioms:
             found = [PYTHON_LOOP, SLICES]
         if within.stepping and not found and self._is_turn(stack, within):
             found = [PYTHON_LOOP]
+        if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP}:
+            found = self._of_averaged_model(stack) or found
         how = LOOPS if waits else LOOPS | {SYNC}
         if phase in BESIDE_THE_MODEL and set(found) <= how and self._schedules(stack):
             found = [SCHEDULE]
@@ -218,6 +222,19 @@ class Idioms:
             if PYTHON_LOOP in self.of_line(file, line, within):
                 return True
         return False
+
+    def _of_averaged_model(self, stack: Sequence[Frame]) -> list[str]:
+        """Returns what a line does that torch's `AveragedModel` calls: the script's `avg_fn`. A learner's
+        own `update_parameters(batch)` is none."""
+        for (_, _, inner), (file, line, _) in pairwise(stack):
+            calls = self._places.calls(file, line)
+            if [callee(call)[0] for call in calls] != ["update_parameters"]:
+                continue
+            own = inner.rpartition(".")[2] == "update_parameters"
+            if own or "AveragedModel" not in (self._places.sources.text(file) or ""):
+                return []
+            return [idiom for idiom in self.of_line(file, line) if idiom in (EMA, WHOLE)]
+        return []
 
     def _is_hook(self, stack: Sequence[Frame]) -> bool:
         """Whether a function of the script is run by the step of an optimizer that is not the script's: by

@@ -25,6 +25,7 @@ from diagnose.source.statements import (
 )
 from diagnose.source.tensor_values import without_tensors
 from diagnose.source.texts import texts_of
+from diagnose.source.weight_idioms import helpers_of
 from diagnose.source.weights import Weights, averaged_at_once
 
 
@@ -114,6 +115,7 @@ def _places(tree: ast.Module, functions: Mapping[str, list[Function]]) -> dict[i
             gradients=weights.of(place.function, "gradients"),
             norms=weights.norms(place.function),
             hooked=weights.hooked(place.function),
+            turned=weights.turned(place.function),
             rates=held.rates,
             groups=held.groups,
             given_rates=tuple(given_as_rates(place.statement, setting)),
@@ -126,4 +128,8 @@ def _places(tree: ast.Module, functions: Mapping[str, list[Function]]) -> dict[i
             simulators=simulators,
         )
 
-    return {line: [known(place) for place in places] for line, places in by_line(tree).items()}
+    found = {line: [known(place) for place in places] for line, places in by_line(tree).items()}
+    helpers = helpers_of(place for places in found.values() for place in places)
+    if not helpers:
+        return found
+    return {line: [replace(place, helpers=helpers) for place in places] for line, places in found.items()}

@@ -30,7 +30,7 @@ from diagnose.source.slices import is_chain, is_side_loop, takes_slices
 from diagnose.source.statements import Assignment, Loop, Place, callee, names, nodes_of, reads, writes
 from diagnose.source.tensor_operations import is_at_once
 from diagnose.source.tensor_values import asks_tensor
-from diagnose.source.weight_idioms import of_lists, of_weights, serves_average
+from diagnose.source.weight_idioms import of_lists, of_weights, serves_average, serves_update
 
 HOOKED_CALLS = {"backward", "step", "zero_grad"}
 """Calls whose time is measured apart: beside them a line's time is that of what else it does."""
@@ -90,7 +90,8 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         sets = sets_rate(place.statement, place.loops, place.groups)
         if sets or (works and makes_only(place.statement, place.rates)):
             found.add(SCHEDULE)
-        found.update(of_weights(place, nodes))
+        beside = replace(place, turned=frozenset(), helpers={}) if within.model else place
+        found.update(of_weights(beside, nodes))  # what a model makes of weights is none of these
         for node in nodes:
             found.update(of_lists(node, place) if isinstance(node, ast.Call) else ())
     if isinstance(place.statement, (ast.For, ast.AsyncFor)):
@@ -119,6 +120,8 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
             yield idiom
     if not found and not within.stepping and serves_average(place):
         yield EMA
+    elif not found and not (within.stepping or within.model) and serves_update(place, nodes):
+        yield UPDATE
     elif not found and (in_comprehension or _side_loops(place, within)) and not at_once:
         yield PYTHON_LOOP
         if takes_slices(place.statement, place.loops, nodes, place.function):

@@ -36,6 +36,8 @@ class Place:
         gradients: Names that hold their gradients.
         norms: Names that are made of norms of gradients there.
         hooked: The parameter of that function, if a hook of each weight calls it.
+        turned: Those of its parameters that loops give one weight, or gradient, after the other.
+        helpers: What functions of the file do that loops give one weight after the other, by name.
         rates: Names there whose values become a learning rate.
         groups: Names there that hold an optimizer's groups of parameters, or one of them.
         given_rates: What the statement gives to a function that sets it as a rate: `set_lr(optimizer, lr)`.
@@ -56,6 +58,8 @@ class Place:
     gradients: frozenset[str] = frozenset()
     norms: frozenset[str] = frozenset()
     hooked: frozenset[str] = frozenset()
+    turned: frozenset[str] = frozenset()
+    helpers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     rates: frozenset[str] = frozenset()
     groups: frozenset[str] = frozenset()
     given_rates: tuple[ast.expr, ...] = ()

@@ -83,14 +83,14 @@ def _takes_turns(node: ast.AST) -> bool:
 
 def _count(statement: ast.stmt, held: set[str]) -> int:
     nodes = nodes_of(statement)
-    if any(map(_is_product, nodes)):
+    if any(map(is_product, nodes)):
         return 0
     operators = [node for node in nodes if isinstance(node, ast.BinOp) and _holds(node, held)]
     added = isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) in held
     return sum(map(_is_elementwise, nodes)) + len(operators) + added
 
 
-def _is_product(node: ast.AST) -> bool:
+def is_product(node: ast.AST) -> bool:
     """Whether matrices are multiplied, or factored."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.MatMult)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from diagnose.source.averaging import AVERAGED_WORDS, averages, blends_in
+from diagnose.source.averaging import AVERAGED_WORDS, averages, blends_in, scales_and_adds
 from diagnose.source.purposes import CLIP, EMA, UPDATE, WHOLE
 from diagnose.source.slices import is_side_loop
 from diagnose.source.statements import (
+    Loop,
     Place,
     callee,
     calls_of,
@@ -17,16 +18,21 @@ from diagnose.source.statements import (
     key_of,
     names,
     nodes_of,
+    parameters_of,
     words,
     words_of,
     writes,
 )
-from diagnose.source.tensor_operations import takes_lists
+from diagnose.source.tensor_operations import is_product, takes_lists
 from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, sources, turns
-from diagnose.source.weights import ASKED, GRADIENTS, HOOKS, OVER_WEIGHTS, PASS_ON, turns_of
+from diagnose.source.weight_words import ASKED, GRADIENTS, HOOKS, KEEPS, OVER_WEIGHTS
+from diagnose.source.weights import turns_of
 
 CHANGES = (WRITES - {"copy_"}) | {"addcdiv_", "addcmul_"}
-GRADIENT_MATH = {"norm", "vector_norm", "clamp_", "clip_", "pow", "square", "sum"}
+NORMS = {"norm", "vector_norm"}
+SUMS = {*NORMS, "clamp_", "clip_", "sum"}
+SQUARES = {"pow", "square"}
+"""Of these alone nothing is measured where a statement updates something by them, as an Adam does."""
 SCALES = {"mul_", "div_"}
 CLAMPS = {"clamp", "clip", "clamp_", "clip_"}
 SCALED = {*CLAMPS, *SCALES, "mul", "div"}
@@ -43,6 +49,16 @@ OF_AVERAGES = AVERAGED_WORDS - {"avg", "decay"}
 def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     """Yields what a statement does to one weight after the other."""
     iterated = [source for _, source in sources(place, nodes)]
+    if place.turned and not place.hooked and not iterated:
+        yield from _of_turn(place, nodes)
+        return
+    helped = {idiom for name in map(helper_of, nodes) for idiom in place.helpers.get(name, ())}
+    if helped:
+        yield from helped
+        return
+    if _makes_anew(place):
+        yield UPDATE
+        return
     gone_over = names(node for source in iterated for node in ast.walk(source)) | place.hooked
     used = names(nodes)
     gradients = gone_over & place.gradients
@@ -60,12 +76,120 @@ def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
         return
     told = words_of(used)
     scales = used & SCALES and told & CLIPPING_WORDS and not told & AVERAGING_WORDS
-    measures = bool(used & GRADIENT_MATH or scales or _clips(place))
+    measures = bool(
+        used & SUMS or (used & SQUARES and not _updates(place, nodes)) or scales or _clips(place)
+    )
     makes_average = blends_in(place.statement, nodes)  # of squares: it is an optimizer's
     if measures and not makes_average and not _projects(place):
         yield CLIP
     elif _updates(place, nodes) and (not measures or gone_over & (OVER_WEIGHTS - GRADIENTS)):
         yield UPDATE
+
+
+def helpers_of(places: Iterable[Place]) -> dict[str, frozenset[str]]:
+    """Returns what the functions do that loops give one weight after the other, as `helper_of` calls them:
+    the time of a short function is often found on the line that calls it."""
+    does: dict[str, set[str]] = {}
+    for place in places:
+        function = place.function
+        if place.turned and isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            is_method = parameters_of(function)[:1] in (["self"], ["cls"])
+            name = f".{function.name}" if is_method else function.name
+            does.setdefault(name, set()).update(of_weights(place, nodes_of(place.statement)))
+    return {name: frozenset(found) for name, found in does.items() if found}
+
+
+def helper_of(node: ast.AST) -> str:
+    """Returns the name of what is called, with a dot before a method's."""
+    name, base = callee(node) if isinstance(node, ast.Call) else ("", "")
+    return f".{name}" if base else name
+
+
+def _of_turn(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
+    """Yields what a statement does to the weight, or its gradient, which loops give to its function.
+
+    As any function may be given one, a measure must be of one gradient, and an average of two weights.
+    """
+    used = names(nodes)
+    given = used & place.turned
+    gradients = given & place.gradients
+    if not given:
+        return
+    if not gradients and not used & GRADIENTS:
+        if (len(given) > 1 and blends_in(place.statement, nodes)) or scales_and_adds(place):
+            yield EMA
+        elif place.turned & place.gradients and _updates(place, nodes):
+            yield UPDATE
+    elif len(gradients) < 2 and not _changes_given(place) and (_sums_squares(nodes) or _limits(place)):
+        yield CLIP
+    elif _updates(place, nodes):
+        yield UPDATE
+
+
+def _changes_given(place: Place) -> bool:
+    """Whether a statement changes the weight, not the gradient, that its function was given."""
+    change, statement = changed(place.statement), place.statement
+    targets = [change[0]] if change else statement.targets if isinstance(statement, ast.Assign) else []
+    held = [names(ast.walk(target)) for target in targets]
+    return any(each & place.turned - place.gradients and not each & GRADIENTS for each in held)
+
+
+def _sums_squares(nodes: list[ast.AST]) -> bool:
+    """Whether a norm is taken, or squares are summed: `(g * g).sum()`, `g.pow(2).sum()`."""
+    used = names(nodes)
+    squares = any(
+        isinstance(node, ast.BinOp)
+        and (
+            isinstance(node.op, ast.Pow)
+            or (isinstance(node.op, ast.Mult) and ast.dump(node.left) == ast.dump(node.right))
+        )
+        for node in nodes
+    )
+    return bool(used & NORMS) or ("sum" in used and (squares or bool(used & SQUARES)))
+
+
+def _limits(place: Place) -> bool:
+    """Whether a function limits the gradient that it is given, in its place or in what it returns, or
+    scales it there by its norm: `g.clamp_(-c, c)`."""
+    statement = place.statement
+    value = statement.value if isinstance(statement, (ast.Expr, ast.Return)) else None
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CLAMPS:
+        of_torch = callee(value)[1] == "torch"
+        operands = value.args[:1] if of_torch else [value.func.value]
+        return any(_is_gradient(each, place) for each in operands)
+    return any(names(ast.walk(factor)) & place.norms for factor in _new_gradients(place))
+
+
+def _makes_anew(place: Place) -> bool:
+    """Whether a statement makes all weights anew of them and their gradients:
+    `params = [p - lr * g for p, g in zip(params, grads)]`."""
+    statement = place.statement
+    made = statement.value if isinstance(statement, ast.Assign) else None
+    while isinstance(made, ast.Call) and callee(made) in (("list", ""), ("tuple", ""), ("dict", "")):
+        made = made.args[0] if made.args else None
+    if not isinstance(statement, ast.Assign) or not isinstance(
+        made, (ast.ListComp, ast.GeneratorExp, ast.DictComp)
+    ):
+        return False
+    turned = names(node for each in made.generators for node in ast.walk(each.target))
+    goes_over = names(node for each in made.generators for node in ast.walk(each.iter))
+    value = made.value if isinstance(made, ast.DictComp) else made.elt
+    while (
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in KEEPS
+    ):
+        value = value.func.value
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, (ast.Add, ast.Sub)):
+        return False
+    old = data_of(value.left)
+    return (
+        isinstance(old, ast.Name)
+        and old.id in turned
+        and bool(names(statement.targets) & goes_over)
+        and (
+            bool(names(ast.walk(made)) & place.gradients)
+            or any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(made))
+        )
+    )
 
 
 def _beside_gradients(place: Place, nodes: list[ast.AST]) -> bool:
@@ -85,7 +209,7 @@ def serves_average(place: Place) -> bool:
     """Whether a statement does nothing but help a loop that averages weights: it is in one, or its header,
     or gets or puts back the states that one beside it goes over: `average.load_state_dict(kept)`."""
     statement, around = place.statement, place.loops[0] if place.loops else place.function
-    if any(isinstance(loop, ast.For) and _averages(place, loop) for loop in (statement, around)):
+    if any(isinstance(loop, ast.For) and _turn_does(EMA, place, (loop,)) for loop in (statement, around)):
         return True
     calls = [call for call in calls_of(statement) if callee(call)[0] in STATES]
     if not calls or around is None:
@@ -94,18 +218,31 @@ def serves_average(place: Place) -> bool:
         node for call in calls for arg in given_to(call) for node in ast.walk(arg)
     )
     beside = [loop for loop in ast.walk(around) if isinstance(loop, ast.For) and loop is not around]
-    return any(states & names(ast.walk(loop)) and _averages(place, loop) for loop in beside)
+    return any(states & names(ast.walk(loop)) and _turn_does(EMA, place, (loop,)) for loop in beside)
 
 
-def _averages(place: Place, loop: ast.For) -> bool:
-    """Whether a turn of a loop that trains nothing averages weights, in a statement of its own or under a
-    condition."""
-    pending = list(loop.body) if is_side_loop(loop) else []
+def serves_update(place: Place, nodes: list[ast.AST]) -> bool:
+    """Whether a statement helps a loop over weights that updates them, as the denominator of an Adam does:
+    `den = v.sqrt().add_(eps)`. Products of matrices are not what calls for all tensors save."""
+    loop = place.loops[0] if place.loops else None
+    if not isinstance(loop, ast.For) or any(map(is_product, nodes)):
+        return False
+    over = names(ast.walk(loop.iter)) & (OVER_WEIGHTS | place.weights | place.gradients)
+    groups = any(
+        isinstance(each, ast.Subscript) and key_of(each) == "params" for each in ast.walk(loop.iter)
+    )
+    return bool(over or groups) and _turn_does(UPDATE, place, place.loops)
+
+
+def _turn_does(idiom: str, place: Place, loops: tuple[Loop, ...]) -> bool:
+    """Whether a turn of the first loop, if that trains nothing, averages or updates weights, in a statement
+    of its own or under a condition."""
+    pending = list(loops[0].body) if is_side_loop(loops[0]) else []
     while pending:
         inner = pending.pop()
         if isinstance(inner, (ast.If, ast.With)):
             pending += [*inner.body, *(inner.orelse if isinstance(inner, ast.If) else [])]
-        elif EMA in of_weights(replace(place, statement=inner, loops=(loop,)), nodes_of(inner)):
+        elif idiom in of_weights(replace(place, statement=inner, loops=loops), nodes_of(inner)):
             return True
     return False
 
@@ -129,33 +266,6 @@ def of_lists(call: ast.Call, place: Place) -> Iterator[str]:
         does & {"mul", "add"} and (words_of(used) & OF_AVERAGES or ("add" in does and sum(held) > 1))
     ):
         yield EMA
-
-
-def clips_one(call: ast.Call, place: Place) -> bool:
-    """Whether torch is asked to clip the gradient of one weight after the other: `clip_grad_norm_(p, 1.0)`
-    in a loop over the weights, not over lists of them."""
-    given = call.args[0] if call.args else None
-    if not isinstance(given, ast.Name) or not callee(call)[0].startswith("clip_grad"):
-        return False
-    if given.id in place.hooked:
-        return True
-    for loop in place.loops:
-        if isinstance(loop, ast.While) or given.id not in names(ast.walk(loop.target)):
-            continue
-        over = loop.iter
-        while isinstance(over, ast.Call) and callee(over)[0] in PASS_ON and over.args:
-            over = over.args[0]
-        if isinstance(over, ast.Call):
-            return callee(over)[0] in ASKED
-        if isinstance(over, ast.Subscript):
-            return key_of(over) == "params"
-        if not names([over]) & (OVER_WEIGHTS | place.weights):
-            return False
-        asked = (node for node in ast.walk(loop) if isinstance(node, ast.Attribute))
-        return any(
-            node.attr in ("grad", "requires_grad") and names([node.value]) == {given.id} for node in asked
-        )
-    return False
 
 
 def _by_norms(used: set[str], place: Place) -> bool:
@@ -194,7 +304,8 @@ def _new_gradients(place: Place) -> Iterator[ast.expr]:
     elif isinstance(statement, ast.Assign):
         made = [statement.value for target in statement.targets if _is_gradient(target, place)]
     elif isinstance(statement, ast.Return) and place.hooked:
-        made = [statement.value]
+        value = statement.value
+        made = [value.body if isinstance(value, ast.Lambda) else value]  # what `make_clip(1.0)` returns
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
         if callee(call)[0] in HOOKS:
@@ -221,7 +332,7 @@ def _is_gradient(node: ast.expr, place: Place) -> bool:
     for turn, source in turns_of(place.loops[0]) if place.loops else ():
         if isinstance(turn, ast.Name) and turn.id == node.id:
             return bool(names(ast.walk(source)) & (GRADIENTS | place.gradients))
-    return node.id in _aliases(place)
+    return node.id in _aliases(place) | (place.turned & place.gradients)
 
 
 def _projects(place: Place) -> bool:
@@ -254,7 +365,7 @@ def _updates(place: Place, nodes: list[ast.AST]) -> bool:
         function = statement.value.func
         if isinstance(function, ast.Attribute) and function.attr in CHANGES:
             found = [function.value]
-    around = turns(place)
+    around = turns(place) | (place.turned - place.gradients)
     return any(
         not names(ast.walk(each)) & GRADIENTS and (not isinstance(each, ast.Name) or each.id in around)
         for each in found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from diagnose.source.statements import Place, callee, names
-from diagnose.source.weights import OVER_WEIGHTS
+from diagnose.source.statements import Place, callee, key_of, names
+from diagnose.source.weight_words import ASKED, OVER_WEIGHTS, PASS_ON
 
 WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
 """Methods that change a weight, or what is kept beside it."""
@@ -44,6 +44,39 @@ def in_pairs(place: Place, nodes: list[ast.AST]) -> bool:
             continue
         if sum(bool(names(ast.walk(each)) & used) for each in target.elts) >= 2:
             return True
+    return False
+
+
+def clips_one(call: ast.Call, place: Place) -> bool:
+    """Whether torch is asked to clip the gradient of one weight after the other: `clip_grad_norm_(p, 1.0)`
+    in a loop over the weights, not over lists of them; or `clip_grad_norm_([p], 1.0)`."""
+    named = [keyword.value for keyword in call.keywords if keyword.arg == "parameters"]
+    given = next(iter((*call.args, *named)), None)
+    alone = isinstance(given, (ast.List, ast.Tuple)) and len(given.elts) == 1
+    if isinstance(given, (ast.List, ast.Tuple)) and alone:
+        given = given.elts[0]
+    if not isinstance(given, ast.Name) or not callee(call)[0].startswith("clip_grad"):
+        return False
+    if given.id in place.hooked | place.turned:
+        return True
+    for loop in place.loops:
+        if isinstance(loop, ast.While) or given.id not in names(ast.walk(loop.target)):
+            continue
+        over = loop.iter
+        while isinstance(over, ast.Call) and callee(over)[0] in PASS_ON and over.args:
+            over = over.args[0]
+        if isinstance(over, ast.Call):
+            return callee(over)[0] in ASKED
+        if isinstance(over, ast.Subscript):
+            return key_of(over) == "params"
+        if not names([over]) & (OVER_WEIGHTS | place.weights):
+            return False
+        if alone:
+            return True
+        asked = (node for node in ast.walk(loop) if isinstance(node, ast.Attribute))
+        return any(
+            node.attr in ("grad", "requires_grad") and names([node.value]) == {given.id} for node in asked
+        )
     return False
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
+from diagnose.source.files import aliases_of, origin
 from diagnose.source.statements import (
     Loop,
     bound,
@@ -21,38 +21,21 @@ from diagnose.source.statements import (
     words_of,
     writes,
 )
+from diagnose.source.weight_functions import defined, hooked, scoped, turned
+from diagnose.source.weight_words import ASKED, GRADIENTS, KEEPS, PASS_ON, RESHAPES, Function, Kind, Scope
 
-ASKED = {"parameters", "named_parameters", "state_dict"}
-"""Methods of a model that give its weights."""
-
-OVER_WEIGHTS = {*ASKED, "params", "grads", "param_groups"}
-"""What a loop over weights or gradients goes over, by name."""
-
-GRADIENTS = {"grad", "grads", "gradients"}
 MEASURES = {"square", "pow", "sum"}
 """What is made of a gradient, besides its norm, by which it is clipped."""
 
-HOOKS = {"register_hook", "register_post_accumulate_grad_hook"}
-"""Methods of a weight that are given a function, which a backward pass calls with the gradient, or with the
-weight."""
-
-PASS_ON = {
-    *("list", "tuple", "dict", "sorted", "zip", "enumerate", "filter", "reversed", "iter", "set", "chain"),
-    *("deepcopy", "copy", "items", "values", "from_iterable", "OrderedDict"),
+GIVES_GRADIENTS = {
+    *(("autograd", "grad"), ("func", "grad"), ("func", "grad_and_value")),
+    *(("functorch", "grad"), ("functorch", "grad_and_value")),
 }
-"""What they are given, or called on, they hold."""
+"""Package and name of what returns gradients, or a function that does."""
 
-KEEPS = {"detach", "clone", "to", "cpu", "float", "double", "requires_grad_", "deepcopy", "copy"}
-"""What of a weight is still a weight."""
-
-RESHAPES = {"view", "reshape", "flatten", "ravel"}
-"""What of a gradient is still one, besides."""
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-Scope = Function | None
-"""A function; `None` is what the whole file sees: names of the module, and attributes."""
-
-Kind = Literal["weights", "gradients"]
+TRAINS = {"backward", "step"}
+"""Methods of a script that trains by them: what it asks `torch.autograd.grad` for serves a loss, as the
+slopes of an inner step do, or is not known."""
 
 
 class Weights:
@@ -65,12 +48,21 @@ class Weights:
     def __init__(self, tree: ast.Module) -> None:
         self._held: dict[tuple[Scope, Kind], set[str]] = {}
         self._tree = tree
+        self._aliases = aliases_of(tree)
         self._hooked: dict[Function, str] = {}
         self._norms: dict[ast.AST | None, frozenset[str]] = {}
-        found = list(_scoped(tree, None))
+        found = [
+            (scope, node)
+            for scope, node in scoped(tree)
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Call))
+        ]
+        self._is_functional = not any(
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TRAINS
+            for _, node in found
+        )
         functions = {
             inside if function.name == "__init__" else function.name: function
-            for function, inside in _defined(tree)
+            for function, inside in defined(tree)
         }
         grew = True
         while grew:
@@ -85,6 +77,16 @@ class Weights:
                     self._keep(targets, self._kind(node.value, scope), scope)
             grew = self._count() > before
         self._find_hooks(functions)
+        self._turned = turned(tree, self._kind)
+        for function, given in self._turned.items():
+            measured = {name for name, kind in given.items() if kind == "gradients"}
+            self._held.setdefault((function, "gradients"), set()).update(measured)
+        self._measuring = {
+            function.name
+            for function, given in self._turned.items()
+            if "gradients" in given.values() or (given and "grad" in names(ast.walk(function)))
+            if _measure({callee(node)[0] for node in ast.walk(function) if isinstance(node, ast.Call)})
+        }
 
     def of(self, function: ast.AST | None, kind: Kind = "weights") -> frozenset[str]:
         """Returns the names and attributes that hold weights, or gradients, in a function.
@@ -100,6 +102,11 @@ class Weights:
         """Returns the parameter of a function that a hook of each weight calls; nothing for any other."""
         found = self._hooked.get(function) if isinstance(function, Function) else None
         return frozenset((found,) if found else ())
+
+    def turned(self, function: ast.AST | None) -> frozenset[str]:
+        """Returns the parameters of a function that loops over weights call with one, or its gradient,
+        after the other, and nothing else calls."""
+        return frozenset(self._turned.get(function, ()) if isinstance(function, Function) else ())
 
     def norms(self, function: ast.AST | None) -> frozenset[str]:
         """Returns the names that are made of norms of gradients in a function.
@@ -125,8 +132,9 @@ class Weights:
                 nodes = nodes_of(statement)
                 used = names(nodes)
                 called = {callee(node)[0] for node in nodes if isinstance(node, ast.Call)}
-                measures = called & MEASURES or "norm" in words_of(called)
-                if measures and (words_of(used) & GRADIENTS or used & (gradients | turns)):
+                measures = _measure(called)
+                of_gradients = words_of(used) & GRADIENTS or used & (gradients | turns)
+                if (measures and of_gradients) or called & self._measuring:
                     held |= writes(statement)
             grow(held, statements)
             self._norms[function] = frozenset(held)
@@ -154,23 +162,10 @@ class Weights:
     def _find_hooks(self, functions: dict[str, Function]) -> None:
         """Finds the functions that hooks of all weights call: `for p in weights: p.register_hook(clip)`."""
         weights = set().union(*(held for (_, kind), held in self._held.items() if kind == "weights"))
-        for loop in ast.walk(self._tree):
-            if not isinstance(loop, (ast.For, ast.AsyncFor)):
-                continue
-            if not names(ast.walk(loop.iter)) & (OVER_WEIGHTS | weights):
-                continue
-            for call in (node for node in ast.walk(loop) if isinstance(node, ast.Call)):
-                name, base = callee(call)
-                if name not in HOOKS or not call.args or base not in names(ast.walk(loop.target)):
-                    continue
-                given = next(iter(names([call.args[0]])), "")
-                function = functions.get(given)
-                taken = function.args.args if function is not None else []
-                taken = taken[1:] if taken and taken[0].arg in ("self", "cls") else taken
-                if function is not None and taken:
-                    self._hooked[function] = taken[0].arg
-                    if name == "register_hook":
-                        self._held.setdefault((function, "gradients"), set()).add(taken[0].arg)
+        for function, parameter, method in hooked(self._tree, functions, weights):
+            self._hooked[function] = parameter
+            if method == "register_hook":
+                self._held.setdefault((function, "gradients"), set()).add(parameter)
 
     def _kind(self, value: ast.expr, scope: Scope) -> Kind | None:
         """Returns what an expression holds; `None` of what was counted or made of weights."""
@@ -192,6 +187,12 @@ class Weights:
             if any(isinstance(node, ast.Call) and callee(node)[0] not in KEEPS for node in made):
                 return None
             kind = self._first((each.iter for each in value.generators), scope)
+            if self._is_functional and kind == "gradients" and "grad" not in names(made):
+                # `[p - lr * g for p, g in zip(unknown, grads)]`
+                subtracts = any(
+                    isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) for node in made
+                )
+                return None if subtracts else kind
             return "gradients" if kind and "grad" in names(made) else kind
         if not isinstance(value, ast.Call):
             return None
@@ -202,13 +203,30 @@ class Weights:
             kind = self._kind(value.func.value, scope)
             if kind == "gradients":  # a copy of one weight is not what a loop goes over
                 return kind
+        if self._gives_gradients(value, scope):
+            return "gradients"
         if name not in PASS_ON:
             return None
         base = [value.func.value] if isinstance(value.func, ast.Attribute) else []
         return self._first((*value.args, *base), scope)
 
+    def _gives_gradients(self, call: ast.Call, scope: Scope) -> bool:
+        """Whether a call returns gradients, or a function that does, in a script that trains by nothing
+        else: `torch.autograd.grad(loss, params)`, `torch.func.grad(loss_of)(params, x)`."""
+        if not self._is_functional or any(keyword.arg == "create_graph" for keyword in call.keywords):
+            return False
+        if origin(call, self._aliases) in GIVES_GRADIENTS:
+            return True
+        called = call.func
+        return isinstance(called, (ast.Name, ast.Call)) and self._kind(called, scope) == "gradients"
+
     def _first(self, values: Iterable[ast.expr], scope: Scope) -> Kind | None:
         return next(filter(None, (self._kind(each, scope) for each in values)), None)
+
+
+def _measure(called: set[str]) -> bool:
+    """Whether one of such functions measures what it is given."""
+    return bool(called & MEASURES or "norm" in words_of(called))
 
 
 def turns_of(loop: Loop) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -232,19 +250,3 @@ def averaged_at_once(tree: ast.Module) -> frozenset[str]:
         if any(keyword.arg == "multi_avg_fn" for keyword in node.value.keywords)
         for name in names(node.targets)
     )
-
-
-def _defined(node: ast.AST, inside: str = "") -> Iterator[tuple[Function, str]]:
-    """Yields the functions of a file and the class that each is a method of."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, Function):
-            yield child, inside
-        yield from _defined(child, child.name if isinstance(child, ast.ClassDef) else "")
-
-
-def _scoped(node: ast.AST, scope: Scope) -> Iterator[tuple[Scope, ast.Assign | ast.AnnAssign | ast.Call]]:
-    """Yields the assignments and calls of a file with the innermost function around each."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.Assign, ast.AnnAssign, ast.Call)):
-            yield scope, child
-        yield from _scoped(child, child if isinstance(child, Function) else scope)
