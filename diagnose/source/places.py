@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from diagnose.source.attention import attention_lines
 from diagnose.source.call_idioms import waited_for
-from diagnose.source.files import aliases_of, saved_in
+from diagnose.source.copied_weights import copied_in
+from diagnose.source.files import aliases_of, queries_of, saved_in
+from diagnose.source.module_hooks import noting_lines
 from diagnose.source.schedules import rates_of
 from diagnose.source.simulators import simulators_of
 from diagnose.source.sources import Sources
@@ -23,7 +25,7 @@ from diagnose.source.statements import (
     innermost_of,
 )
 from diagnose.source.tensor_values import without_tensors
-from diagnose.source.texts import texts_of
+from diagnose.source.texts import opened_in, texts_of
 from diagnose.source.weights import Weights, averaged_at_once
 
 
@@ -32,6 +34,7 @@ class _File(NamedTuple):
     functions: dict[str, list[Function]]
     scopes: list[Scope]
     attention: set[int]
+    noting: set[int]
 
 
 class Places:
@@ -60,6 +63,10 @@ class Places:
         """Whether a line is part of an attention that is written out."""
         return line in self._file(file).attention
 
+    def notes(self, file: str, line: int) -> bool:
+        """Whether a line is of a hook of modules that only notes numbers."""
+        return line in self._file(file).noting
+
     def scope(self, file: str, line: int) -> Scope | None:
         """Returns the innermost function around a line, or the module; `None` in a file without text."""
         scopes = self._file(file).scopes
@@ -72,7 +79,7 @@ class Places:
     def _file(self, file: str) -> _File:
         if file not in self._files:
             tree = self.sources.tree(file)
-            self._files[file] = _File({}, {}, [], set()) if tree is None else _read(tree)
+            self._files[file] = _File({}, {}, [], set(), set()) if tree is None else _read(tree)
         return self._files[file]
 
 
@@ -82,20 +89,22 @@ def _read(tree: ast.Module) -> _File:
     for scope in scopes:
         if not isinstance(scope, ast.Module):
             functions.setdefault(scope.name, []).append(scope)
-    return _File(_places(tree), functions, scopes, attention_lines(tree))
+    return _File(_places(tree), functions, scopes, attention_lines(tree), noting_lines(tree))
 
 
 def _places(tree: ast.Module) -> dict[int, list[Place]]:
     weights, aliases = Weights(tree), aliases_of(tree)
     at_once, imported, waits = averaged_at_once(tree), without_tensors(tree), waited_for(tree)
     simulators = simulators_of(tree)
+    opened, queries = opened_in(tree), queries_of(tree)
 
     @cache
     def flows(function: Function | None) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
         if isinstance(function, ast.Lambda):
             return frozenset(), frozenset(), frozenset()
         scope = function or tree
-        return rates_of(scope), saved_in(scope, aliases), texts_of(scope)
+        texts = texts_of(scope, opened)
+        return rates_of(scope), saved_in(scope, aliases) | copied_in(scope, texts), texts
 
     def known(place: Place) -> Place:
         rates, saved, texts = flows(place.function)
@@ -113,6 +122,7 @@ def _places(tree: ast.Module) -> dict[int, list[Place]]:
             imported=imported,
             waited_for=waits,
             simulators=simulators,
+            queries=queries,
         )
 
     return {line: [known(place) for place in places] for line, places in by_line(tree).items()}
