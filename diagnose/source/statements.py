@@ -396,6 +396,4 @@ def _dotted(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
-    if not isinstance(node, ast.Name):
-        return None
-    return ".".join((node.id, *reversed(parts)))
+    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else None
