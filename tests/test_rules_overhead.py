@@ -10,6 +10,7 @@ import pytest
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
+from diagnose.core.series import Series
 from diagnose.rules._engine import ask
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
@@ -143,3 +144,64 @@ def test_a_copy_of_the_model_in_each_step_is_to_be_made_once():
     line = at("current = copy.deepcopy(model)", 0.14)
     found = found_in(profile(other_ms=15, where=(line,)))["python-overhead"]
     assert found.fix.startswith("Make the copy once")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("owner = next(o for o in owners if o.low <= i < o.high)", True),
+        ("place = next((i for i, p in enumerate(places) if p > x), len(places))", True),
+        ("x, y = next(batches)", False),
+        ("x, y = next(iter(loader))", False),
+        ("rows = [next(batches) for _ in range(4)]", False),
+        ("rows = [next(iter(loader)) for loader in loaders]", False),
+    ],
+)
+def test_what_looks_for_something_with_next_asks_for_no_batch(text: str, is_one: bool):
+    assert ("python-overhead" in found_in(profile(other_ms=12, where=(at(text, 0.1),)))) is is_one
+
+
+def test_a_packages_fit_that_trains_no_network_is_the_loops_own_code():
+    line = at("forest.fit(rows, y)", 0.1)
+    for via, is_one in (
+        ("sklearn/tree/_classes.py:472 Tree._fit", True),
+        ("skorch/net.py:9 Net.fit", False),
+    ):
+        found = found_in(profile(other_ms=12, where=(replace(line, via=via),)))
+        assert ("python-overhead" in found) is is_one
+
+
+def test_what_a_hook_of_a_module_notes_is_the_loops_own_code():
+    line = at("seen.append(output.std().item())", 0.1, phase=Phase.FORWARD)
+    assert "python-overhead" not in found_in(profile(forward_ms=40, where=(line,)))
+    found = found_in(profile(forward_ms=40, where=(replace(line, idiom=("hook",)),)))["python-overhead"]
+    assert found.lost_ns == pytest.approx({Phase.FORWARD: 10e6})
+
+
+@pytest.mark.parametrize("name", ["metric", "ema"])
+def test_a_line_that_waits_is_not_blamed_for_what_it_waits_for(name: str):
+    waits, beside = at("sock.recv(2)", 0.1, name, "wait"), replace(at("f(x)", 0.15, name), line=9)
+    found = found_in(profile(other_ms=30, where=(beside, waits)))
+    assert found["blocking-call"].lost_ns == pytest.approx({Phase.OTHER: 10e6})
+    assert found["slow-metrics" if name == "metric" else "slow-ema"].line == 9
+
+
+@pytest.mark.parametrize(
+    ("growing", "named"),
+    [
+        (at("np.save('losses.npy', np.array(losses))", 0.19, "save"), {"step-drift"}),
+        (at("mean = sum(losses) / len(losses)", 0.19, "python-loop"), {"step-drift", "checkpoint-stall"}),
+    ],
+)
+def test_growth_explains_a_save_only_where_what_is_saved_grows(growing: SourceLine, named: set[str]):
+    saves = replace(at("pickle.dump(state, file)", 0.18, "save"), line=9)
+    where = (growing,) if "save" in growing.idiom else (growing, saves)
+    found = found_in(profile(other_ms=40, series=Series(drift_ns={Phase.OTHER: 25e6}), where=where))
+    assert set(found) == named
+
+
+def test_growth_explains_an_optimizer_only_of_the_scripts_own():
+    torchs, own = (RULES["slow-optimizer"].fires_on[at] for at in (0, 3))
+    growing = Series(drift_ns={Phase.OPTIMIZER: 15e6})
+    assert set(found_in(replace(own, series=growing))) == {"step-drift"}
+    assert set(found_in(replace(torchs, series=growing))) == {"step-drift", "slow-optimizer"}

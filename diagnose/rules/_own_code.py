@@ -17,7 +17,9 @@ OTHERS = frozenset(OTHERS_NAMES.split())
 """Idioms that rules of their own look after, and `whole`: what is done in one call already is no loop."""
 
 TRAINS = re.compile(
-    r"\.backward\(|\.zero_grad\(|\bnext\(|(opt|optim|optimi[sz]er|sched\w*|scaler|engine|accelerator)s?\.step\(",
+    r"\.backward\(|\.zero_grad\("
+    r"|\bnext\((?!\(?([^()]|\([^()]*\))*\bfor\b)"  # `next(o for o in owners)` looks for something
+    r"|(opt|optim|optimi[sz]er|sched\w*|scaler|engine|accelerator)s?\.step\(",
     re.IGNORECASE,
 )
 """What a line with one of these spends beside a hooked call is the call's own edge."""
@@ -25,7 +27,7 @@ TRAINS = re.compile(
 
 def is_own_code(line: SourceLine) -> bool:
     """Whether a line is the loop's own business: no phase's, no other rule's, no edge of a call, and no
-    trainer's. What a hook of the optimizer does is, too."""
+    trainer's. What a hook of the optimizer does is, too, and one of a module that only notes numbers."""
     return (
         (line.phase is Phase.OTHER or "hook" in line.idiom)
         and not OTHERS & set(line.idiom)

@@ -51,7 +51,8 @@ class PythonOverhead(Rule):
     """
     ## What it means
     Between the model, the optimizer and the loader the loop runs code of its own: bookkeeping, loops over
-    rows, work on lists and strings. It takes part of each step, and the device has nothing to do meanwhile.
+    rows, work on lists and strings; so do hooks of the optimizer, and of modules that only note numbers.
+    It takes part of each step, and the device has nothing to do meanwhile.
 
     ## What to do
     Take it out of the loop, do it every N steps, replace Python loops by tensor operations, or give it to
@@ -70,6 +71,7 @@ class PythonOverhead(Rule):
         profile(other_ms=12, where=(replace(at("losses = slow(model, x)", 0.1), model_share=0.1),)),
         profile(other_ms=12, where=(at("watcher.step(batch)", 0.1),)),
         profile(optimizer_ms=30, where=(at("norms = spectra(p)", 0.1, "hook", phase=Phase.OPTIMIZER),)),
+        profile(where=(at("seen.append(out.std().item())", 0.1, "hook", phase=Phase.FORWARD),)),
         profile(
             other_ms=12, where=tuple(replace(at(f"a{i} = b{i}", 0.008), function="book") for i in range(12))
         ),
@@ -85,6 +87,7 @@ class PythonOverhead(Rule):
         profile(other_ms=12, where=(replace(at("losses = ensemble(x)", 0.1), model_share=0.3),)),
         profile(other_ms=12, where=(at("self.optimizer.step()", 0.1),)),
         profile(optimizer_ms=30, where=(at("p.mul_(self.rate)", 0.1, phase=Phase.OPTIMIZER),)),
+        profile(where=(at("h = self.encoder(x)", 0.1, phase=Phase.FORWARD),)),
         profile(other_ms=12, where=(at("state = env.step(a)", 0.1, "environment"),)),
         profile(other_ms=12, where=(at("torch._foreach_add_(params, grads)", 0.1, "update", "whole"),)),
         profile(other_ms=12, where=(at("fast = torch._foreach_sub(fast, slopes)", 0.1, "whole"),)),

@@ -32,7 +32,7 @@ class SlowEma(LineRule):
 
     explains = (STRAGGLER,)
     idiom = "ema"
-    beside = ("log", "clip")
+    beside = ("log", "clip", "wait")
     least = LEAST
     what = "Averaging weights"
     assumption = "a call for all tensors at once, or every few steps, costs little beside that"

@@ -26,7 +26,7 @@ class SlowMetrics(LineRule):
 
     explains = (STRAGGLER, "gc-pauses")
     idiom = "metric"
-    beside = ("log", "clip", "ema")
+    beside = ("log", "clip", "ema", "wait")
     least = LEAST
     what = "Computing metrics"
     assumption = "metrics are computed rarely enough for their cost to vanish"

@@ -35,6 +35,10 @@ COMPUTING = {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION, P
 BOUNDS = (0.6, 1.4)
 """Growth is seldom even."""
 
+ONLY_OF = {"checkpoint-stall": {"save"}, "slow-optimizer": {"python-loop", "update"}}
+"""Rules whose lines must do such things to be what grows: beside a save, or an optimizer of torch's,
+something else in the same phase may."""
+
 
 class StepDrift(Rule):
     """
@@ -52,6 +56,7 @@ class StepDrift(Rule):
 
     explains = (
         "blocking-call",
+        "checkpoint-stall",
         "frequent-evaluation",
         "gc-pauses",
         "host-sync",
@@ -64,6 +69,7 @@ class StepDrift(Rule):
         "slow-collate",
         "slow-ema",
         "slow-metrics",
+        "slow-optimizer",
         "slow-rollout",
         "slow-samples",
         "slow-scheduler",
@@ -88,6 +94,14 @@ class StepDrift(Rule):
             series=Series(drift_ns={Phase.EVALUATION: 6e6, Phase.FORWARD: 6e6, Phase.BACKWARD: 9e6}),
         ),
     )
+
+    def explained(self, finding: Finding, profile: Profile) -> tuple[str, ...]:
+        """See `Rule.explained`. What the line does that grows decides of some."""
+        does: set[str] = set()
+        for line in profile.where:
+            if (line.file, line.line) == (finding.file, finding.line) and line.phase in finding.lost_ns:
+                does.update(line.idiom, ("save",) if line.phase is Phase.CHECKPOINT else ())
+        return tuple(name for name in self.explains if name not in ONLY_OF or does & ONLY_OF[name])
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

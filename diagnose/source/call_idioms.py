@@ -7,7 +7,17 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from diagnose.source.files import SAVERS, STATE_FILES, WRITERS, file_written, opens_to_write, origin
+from diagnose.source.copied_weights import copies_weights
+from diagnose.source.files import (
+    DUMPERS,
+    SAVERS,
+    STATE_FILES,
+    WRITERS,
+    file_written,
+    opens_to_write,
+    origin,
+    writes_table,
+)
 from diagnose.source.purposes import (
     CLIP,
     COLLECT,
@@ -21,10 +31,22 @@ from diagnose.source.purposes import (
     WAIT,
     WHOLE,
 )
-from diagnose.source.statements import Place, assigned, callee, given_to, names, words, writes
+from diagnose.source.statements import (
+    Place,
+    assigned,
+    callee,
+    calls_of,
+    given_to,
+    names,
+    nodes_of,
+    reads,
+    words,
+    words_of,
+    writes,
+)
 from diagnose.source.tensor_values import PREDICATES, may_be_tensor
 from diagnose.source.texts import FILES
-from diagnose.source.weight_loops import clips_one
+from diagnose.source.weight_loops import clips_one, sources
 
 SYNC_METHODS = {"item", "tolist", "cpu", "numpy"}
 CASTS = {"float", "int", "bool"}
@@ -36,8 +58,14 @@ LOG_METHODS = {
     *("log_dict", "log_artifact", "write", "writelines", "write_text", "write_bytes", "writerow"),
     *("writerows", "flush", "fsync", "fdatasync", "urlopen", "sendall", "savefig", "savetxt", "tofile"),
     *("imsave", "imwrite", "save_image", "to_csv", "to_json", "to_parquet", "to_feather", "to_excel"),
+    *("to_sql", "to_hdf", "to_pickle", "write_table", "writestr", "sendto"),
     *("set_postfix", "set_postfix_str", "set_description", "set_description_str"),
 }
+IMPORTED = re.compile(
+    r"(torchvision\.utils\.save_image|cv2\.imwrite|(imageio|skimage\.io)(\.v\d)?\.(imwrite|imsave)"
+    r"|matplotlib\.(pyplot|image)\.(savefig|imsave)|numpy\.savetxt|os\.(fsync|fdatasync))$"
+)
+"""Functions like them, imported by their names: one of the script's own is told by its lines."""
 ALSO_OF_MEMORIES = {"write", "flush"}
 """Methods that models with a memory have, too."""
 
@@ -55,13 +83,18 @@ BOOKKEEPING = {
     *("set", "register", "start", "stop", "join", "to", "train", "eval", "backward"),
 }
 """What a logger is told to do, for no result, that writes nothing."""
-WRITES_TABLE = re.compile(r"\s*(insert|update|replace|delete)\b", re.IGNORECASE)
-DUMPERS = {"json", "csv", "yaml", "msgpack", "orjson"}
 NETWORK = {"requests", "httpx", "urllib", "session"}
+WEIGHT_WRITERS = {"tofile", "dump", "dumps"}
+"""What else may write weights that are taken out of torch."""
 SAVES = {"save_pretrained", "save_checkpoint"}
 """Methods that save what they are called on, of packages: a script's own is told by what it does."""
 SYNCHRONIZERS = {"synchronize", "empty_cache", "ipc_collect"}
-WAITERS = {"sleep", "system", "check_call", "check_output", "communicate", "flock", "lockf"}
+WAITERS = {
+    *("sleep", "system", "check_call", "check_output", "communicate", "flock", "lockf", "waitpid"),
+    *("getoutput", "getstatusoutput"),
+}
+LOOKS = {"WNOHANG", "LOCK_NB"}
+"""Flags with which such a call comes back at once."""
 JOINS = {
     "wait": frozenset({"process", "proc", "popen", "child", "event", "stop", "barrier", "condition"}),
     "join": frozenset({"thread", "process", "proc", "worker", "workers", "pool", "queue"}),
@@ -139,11 +172,12 @@ def of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: b
     casts = not base and name in CASTS and not in_comprehension and call.args
     if casts and may_be_tensor(call.args[0], place.imported):
         yield SYNC
-    if _waits_for(call, place, name, owner):
+    if _waits_for(call, place, name, owner) or _asks_server(call, place, name, owner):
         yield WAIT
     elif (
         name in LOG_FUNCTIONS
         or (not base and name == "urlopen")
+        or (not base and IMPORTED.match(place.aliases.get(name, "")))
         or opens_to_write(call)
         or (unused and _tells_logger(name, base) and not _of_a_memory(name, owner, within))
         or (base and name in LOG_METHODS and not _of_a_memory(name, owner, within))
@@ -151,15 +185,16 @@ def of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: b
         or (base and name in LEVELS - {"log"} and call.args and _is_text(call.args[0]))
         or (source[0] in DUMPERS and name in ("dump", "dumps"))
         or (owner in NETWORK and name in ("get", "post", "put", "request"))
-        or writes_table(call, name)
+        or writes_table(call, name, place.queries)
         or (written and written not in STATE_FILES)
     ):
-        yield SAVE if name in WRITERS and _of_saved(call, place) else LOG
+        yield SAVE if _saves(call, place, name) else LOG
     if name in SYNCHRONIZERS:
         yield SYNCHRONIZE
     if source == ("gc", "collect"):
         yield COLLECT
-    if name in WAITERS or source in (("subprocess", "run"), ("subprocess", "call")):
+    waits = name in WAITERS or source in (("subprocess", "run"), ("subprocess", "call"))
+    if waits and not names(ast.walk(call)) & LOOKS:
         yield WAIT
     if saves or written in STATE_FILES:
         yield SAVE
@@ -181,6 +216,25 @@ def of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: b
     scores = METRIC_WORDS - ALSO_OF_MODELS if within.loss else METRIC_WORDS
     if called & scores and name not in NO_SCORES and not called & LEARNING_WORDS:
         yield METRIC
+
+
+def _saves(call: ast.Call, place: Place, name: str) -> bool:
+    """Whether a call that writes writes state: to a file of it, or weights by hand."""
+    if name in WRITERS and _of_saved(call, place):
+        return True
+    if name not in WRITERS | WEIGHT_WRITERS or (name == "dumps" and not _is_written(place)):
+        return False  # what is sent to another process is no checkpoint
+    given = call.args[0] if call.args else None
+    if isinstance(given, ast.Name) and given.id in place.saved & place.texts:
+        return True
+    return copies_weights(call, sources(place, nodes_of(place.statement)))
+
+
+def _is_written(place: Place) -> bool:
+    """Whether what a statement makes is written to a file, there or later."""
+    made = writes(place.statement)
+    written = any(callee(each)[0] in WRITERS for each in calls_of(place.statement))
+    return written or (bool(made) and made <= place.texts)
 
 
 def _of_saved(call: ast.Call, place: Place) -> bool:
@@ -224,12 +278,23 @@ def _waits_for(call: ast.Call, place: Place, name: str, owner: str) -> bool:
     return owner == "stdin" or (owner == "stdout" and name.startswith("read"))
 
 
-def writes_table(call: ast.Call, name: str) -> bool:
-    """Whether a call writes to a database: `db.execute("INSERT ...")`, `connection.commit()`."""
-    if name in ("commit", "executemany"):
-        return True
-    query = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
-    return name == "execute" and isinstance(query, str) and bool(WRITES_TABLE.match(query))
+def _asks_server(call: ast.Call, place: Place, name: str, owner: str) -> bool:
+    """Whether a call waits for the answer of a server, which is then used: `requests.get(url).json()`. What
+    is only told to one is logging."""
+    if name == "urlopen":
+        given = call.args[0] if len(call.args) == 1 else None
+        if given is None or words_of(names(ast.walk(given))) & {"request", "req"}:
+            return False  # it may be posted
+        if any(keyword.arg == "data" for keyword in call.keywords):
+            return False
+    elif owner not in NETWORK or name != "get":
+        return False
+    statement = place.statement
+    if not isinstance(statement, (ast.With, ast.AsyncWith)):
+        return not isinstance(statement, ast.Expr)
+    answers = writes(statement)
+    inside = [each for inner in statement.body for each in ast.walk(inner) if isinstance(each, ast.stmt)]
+    return any(reads(each) & answers for each in inside if not isinstance(each, ast.Expr))
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -1,14 +1,15 @@
-"""Which calls write files, and which names of a function are on their way into a checkpoint."""
+"""Which calls write files or tables, and which names of a function are on their way into a checkpoint."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from diagnose.source.statements import (
     APPENDS,
     Scope,
+    assigned,
     callee,
     calls_of,
     given_to,
@@ -27,6 +28,9 @@ SAVERS: Mapping[tuple[str, str], int | None] = {
 """Package and name of what saves state, and which of its arguments is the file; `None` where it returns
 what will be written."""
 
+DUMPERS = {"json", "csv", "yaml", "msgpack", "orjson"}
+"""Packages that make text of records."""
+
 WRITERS = {"open", "write", "writelines", "write_text", "write_bytes", "flush", "fsync", "fdatasync"}
 """What else is done to a file that is saved to."""
 
@@ -34,6 +38,9 @@ MODE = re.compile(r"[rwaxbt+]+(:\w*)?")
 FILE_NAME = re.compile(r"\.(\w{2,5}?)(\.(gz|xz|zip|zst))?$")
 STATE_FILES = {"pt", "pth", "ckpt", "safetensors"}
 """Endings of files that hold a model's state."""
+
+WRITES_TABLE = re.compile(r"\s*(insert|update|replace|delete)\b", re.IGNORECASE)
+"""How a query begins that changes a table."""
 
 NO_WRITERS = {"load", "read", "remove", "unlink", "exists", "open", *APPENDS, "add", "insert", "register"}
 """Words of methods that are given a path and write no file."""
@@ -116,3 +123,39 @@ def saved_in(function: Scope, aliases: Mapping[str, str]) -> frozenset[str]:
     if held:
         grow(held, statements)
     return frozenset(name.partition("[")[0].rpartition(".")[2] for name in held)
+
+
+def writes_table(call: ast.Call, name: str, queries: Collection[str]) -> bool:
+    """Whether a call writes to a database: `db.execute("INSERT ...")`, `connection.commit()`.
+
+    Args:
+        call: It.
+        name: What is called.
+        queries: Names of the file that hold a text which writes to one.
+    """
+    if name in ("commit", "executemany"):
+        return True
+    if name != "execute" or not call.args:
+        return False
+    query = call.args[0]
+    if isinstance(query, (ast.Name, ast.Attribute)):
+        return ast.unparse(query).rpartition(".")[2] in queries
+    return _is_writing(query)
+
+
+def queries_of(tree: ast.Module) -> frozenset[str]:
+    """Returns the names and attributes of a file that hold a text which writes to a database, and no other:
+    `INSERT`, after `INSERT = "INSERT INTO losses VALUES (?, ?)"`."""
+    found: dict[str, bool] = {}
+    for node in ast.walk(tree):
+        for name, value in assigned(node):
+            held = ast.unparse(name).rpartition(".")[2]
+            found[held] = found.get(held, True) and _is_writing(value)
+    return frozenset(name for name, writing in found.items() if writing)
+
+
+def _is_writing(query: ast.expr) -> bool:
+    """Whether an expression is a query, written out there, that changes a table."""
+    first = query.values[0] if isinstance(query, ast.JoinedStr) and query.values else query
+    text = first.value if isinstance(first, ast.Constant) else None
+    return isinstance(text, str) and bool(WRITES_TABLE.match(text))

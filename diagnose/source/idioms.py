@@ -26,6 +26,7 @@ from diagnose.source.purposes import (
     SCHEDULE,
     SLICES,
     SYNC,
+    WAIT,
     WHOLE,
 )
 from diagnose.source.rollouts import (
@@ -62,11 +63,16 @@ BARS = re.compile(r"^(tqdm|rich)/(?!.* (\S+\.)?(__iter__|__init__|track)$)")
 LOGGING_PACKAGES = re.compile(
     r"^(matplotlib|seaborn|plotly|visdom|tensorboard|tensorboardX|torch/utils/tensorboard"
     r"|wandb|mlflow|comet_ml|neptune)/(?!utils/autologging_utils/|monkey_patching)"
+    r"|^PIL/\S+ (\S+\.)?(save|_save|_save_all|_encode_tile|putchunk)$"
 )
-"""Packages that draw and log, but where they have wrapped themselves around what trains."""
+"""Packages that draw and log, but where they have wrapped themselves around what trains; and what writes a
+picture."""
 
 MODEL = (Phase.FORWARD, Phase.BACKWARD)
 """What a model and its parts are called says what they compute, not what the loop does: CLIP, LogSTFT."""
+
+FITTERS = re.compile(r"^(sklearn|scipy|numpy|pandas|statsmodels)/")
+"""Packages whose `fit` trains no network: of trees, neighbours, curves."""
 
 ACTING = (Phase.EVALUATION, Phase.DATA_WAIT)
 """Phases that acting in an environment is taken for: without gradients, or for the model's next input."""
@@ -160,6 +166,8 @@ class Idioms:
             named = ""
         if named == METRIC and within.model and any(words(name) & LOSS_WORDS for _, _, name in stack):
             named = ""  # what a loss is made of
+        if WAIT in found:
+            named = ""  # the wait is the fault, whatever it is done for
         if named and (phase not in NAMELESS or (phase is Phase.FORWARD and named == METRIC)):
             # Reading a value or looping is how a thing is done; the name says what it is done for.
             found = [*dict.fromkeys([named, *(idiom for idiom in found if idiom != PYTHON_LOOP)])]
@@ -174,7 +182,7 @@ class Idioms:
             found = [SCHEDULE]
         if phase is Phase.OTHER and set(found) <= {PYTHON_LOOP} and self._formats(stack):
             found = [LOG]
-        if phase is Phase.OPTIMIZER and self._is_hook(stack):
+        if (phase is Phase.OPTIMIZER and self._is_hook(stack)) or (phase in MODEL and self._notes(stack)):
             found.append(HOOK)
         return (*found, acting) if acting else tuple(found)
 
@@ -248,6 +256,10 @@ class Idioms:
             inner = {function.rpartition(".")[2] for _, _, function in stack[:depth]}
             return depth > 0 and not inner & {"step", "closure"}
         return False
+
+    def _notes(self, stack: Sequence[Frame]) -> bool:
+        """Whether a stack is in a hook of a module that only notes numbers."""
+        return any(self._places.notes(file, line) for file, line, _ in stack)
 
     def _raises(self, file: str, line: int) -> bool:
         places = self._places.at(file, line)
@@ -367,4 +379,4 @@ def _of_packages(functions: Sequence[str], via: str, phase: Phase) -> str:
 
 def is_training(via: str) -> bool:
     """Whether a package's frame, as `SourceLine.via` has it, is the loop of a trainer."""
-    return bool(words(via.rpartition(" ")[2]) & TRAINING_WORDS)
+    return not FITTERS.match(via) and bool(words(via.rpartition(" ")[2]) & TRAINING_WORDS)

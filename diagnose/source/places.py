@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from diagnose.source.attention import attention_lines
 from diagnose.source.call_idioms import waited_for
-from diagnose.source.files import aliases_of, saved_in
+from diagnose.source.copied_weights import copied_in
+from diagnose.source.files import aliases_of, queries_of, saved_in
+from diagnose.source.module_hooks import noting_lines
 from diagnose.source.schedules import given_as_rates, groups_of, rate_setters, rates_of
 from diagnose.source.simulators import simulators_of
 from diagnose.source.sources import Sources
@@ -24,7 +26,7 @@ from diagnose.source.statements import (
     innermost_of,
 )
 from diagnose.source.tensor_values import without_tensors
-from diagnose.source.texts import texts_of
+from diagnose.source.texts import opened_in, texts_of
 from diagnose.source.weight_idioms import helpers_of
 from diagnose.source.weights import Weights, averaged_at_once
 
@@ -34,6 +36,7 @@ class _File(NamedTuple):
     functions: dict[str, list[Function]]
     scopes: list[Scope]
     attention: set[int]
+    noting: set[int]
 
 
 class Places:
@@ -62,6 +65,10 @@ class Places:
         """Whether a line is part of an attention that is written out."""
         return line in self._file(file).attention
 
+    def notes(self, file: str, line: int) -> bool:
+        """Whether a line is of a hook of modules that only notes numbers."""
+        return line in self._file(file).noting
+
     def scope(self, file: str, line: int) -> Scope | None:
         """Returns the innermost function around a line, or the module; `None` in a file without text."""
         scopes = self._file(file).scopes
@@ -74,7 +81,7 @@ class Places:
     def _file(self, file: str) -> _File:
         if file not in self._files:
             tree = self.sources.tree(file)
-            self._files[file] = _File({}, {}, [], set()) if tree is None else _read(tree)
+            self._files[file] = _File({}, {}, [], set(), set()) if tree is None else _read(tree)
         return self._files[file]
 
 
@@ -84,7 +91,7 @@ def _read(tree: ast.Module) -> _File:
     for scope in scopes:
         if not isinstance(scope, ast.Module):
             functions.setdefault(scope.name, []).append(scope)
-    return _File(_places(tree, functions), functions, scopes, attention_lines(tree))
+    return _File(_places(tree, functions), functions, scopes, attention_lines(tree), noting_lines(tree))
 
 
 class _Flows(NamedTuple):
@@ -99,13 +106,16 @@ def _places(tree: ast.Module, functions: Mapping[str, list[Function]]) -> dict[i
     at_once, imported, waits = averaged_at_once(tree), without_tensors(tree), waited_for(tree)
     simulators = simulators_of(tree)
     setting = rate_setters(functions)
+    opened, queries = opened_in(tree), queries_of(tree)
 
     @cache
     def flows(function: Function | None) -> _Flows:
         if isinstance(function, ast.Lambda):
             return _Flows()
         scope = function or tree
-        return _Flows(rates_of(scope, setting), groups_of(scope), saved_in(scope, aliases), texts_of(scope))
+        texts = texts_of(scope, opened)
+        saved = saved_in(scope, aliases) | copied_in(scope, texts)
+        return _Flows(rates_of(scope, setting), groups_of(scope), saved, texts)
 
     def known(place: Place) -> Place:
         held = flows(place.function)
@@ -126,6 +136,7 @@ def _places(tree: ast.Module, functions: Mapping[str, list[Function]]) -> dict[i
             imported=imported,
             waited_for=waits,
             simulators=simulators,
+            queries=queries,
         )
 
     found = {line: [known(place) for place in places] for line, places in by_line(tree).items()}

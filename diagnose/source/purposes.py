@@ -37,7 +37,8 @@ CHAIN = "chain"
 ATTENTION = "attention"
 """Besides: part of an attention that is written out."""
 HOOK = "hook"
-"""Besides: the optimizer calls it before or after its step, as it was asked to."""
+"""Besides: the optimizer calls it before or after its step, as it was asked to; or a module does, and it
+only notes numbers."""
 
 ENVIRONMENT = "environment"
 """Steps the environment of a reinforcement learner, or is inside such a step. Alone."""

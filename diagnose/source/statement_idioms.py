@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from diagnose.source.call_idioms import Within, of_call, only_reads, writes_table
+from diagnose.source.call_idioms import Within, of_call, only_reads
+from diagnose.source.files import writes_table
 from diagnose.source.flows import makes_only
 from diagnose.source.purposes import (
     CHAIN,
@@ -80,7 +81,7 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
     if isinstance(place.statement, (ast.If, ast.While, ast.Assert)) and asks_tensor(place.statement.test):
         found.add(SYNC)
     if not found - {SYNC} and _makes_text(place):
-        found.add(LOG)
+        found.add(SAVE if writes(place.statement) & place.saved else LOG)
     if not found and _makes_saved(place):
         found.add(SAVE)
     if isinstance(place.statement, ast.Raise):
@@ -103,7 +104,10 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         place.statement, (ast.With, ast.AsyncWith)
     ):  # whose end writes what its body has to write
         calls = (node for inner in place.statement.body for node in ast.walk(inner))
-        if any(isinstance(call, ast.Call) and writes_table(call, callee(call)[0]) for call in calls):
+        if any(
+            isinstance(call, ast.Call) and writes_table(call, callee(call)[0], place.queries)
+            for call in calls
+        ):
             found.add(LOG)
     if within.loss:
         found.discard(CLIP)  # of norms that the loss punishes

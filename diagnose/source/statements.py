@@ -46,6 +46,7 @@ class Place:
         texts: Names there of text that is made to be written to a file.
         aliases: What the names stand for that the file imports.
         waited_for: Names of the file that hold queues, threads and processes.
+        queries: Names of the file that hold a text which writes to a database.
         imported: Names of the file that hold no tensors and give none: of packages, and `self.rng`.
         simulators: Functions of the file that may say what an environment answers.
     """
@@ -70,6 +71,7 @@ class Place:
     imported: frozenset[str] = frozenset()
     waited_for: frozenset[str] = frozenset()
     simulators: frozenset[str] = frozenset()
+    queries: frozenset[str] = frozenset()
 
 
 def by_line(tree: ast.Module) -> dict[int, list[Place]]:
@@ -407,6 +409,4 @@ def _dotted(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
-    if not isinstance(node, ast.Name):
-        return None
-    return ".".join((node.id, *reversed(parts)))
+    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else None

@@ -1,18 +1,21 @@
-"""Which names of a function hold text that is made to be written to a file, and nothing else."""
+"""Which names of a function hold text or records that are made for a file, and for nothing else."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from diagnose.source.files import DUMPERS
 from diagnose.source.flows import made_for, makes_only
 from diagnose.source.statements import (
     Assignment,
     Scope,
+    assigned,
     callee,
     calls_of,
     closure,
     nodes_of,
+    reads,
     statements_of,
     words,
     writes,
@@ -23,10 +26,43 @@ FILES = {"file", "f", "fh", "fp", "out", "output", "log", "logs", "stdout", "std
 
 TEXT_WRITERS = {"writelines", "write_text"}
 
+RECORD_WRITERS = {"writerow": 0, "writerows": 0, "executemany": 1}
+"""Methods that write records to a file or a database, and which of their arguments these are."""
 
-def texts_of(function: Scope) -> frozenset[str]:
+DISPLAYS = (
+    *(ast.List, ast.Tuple, ast.Dict, ast.Set),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
+CONTAINERS = {"list", "tuple", "dict", "zip", "sorted", "enumerate", "chain"}
+"""What puts records together, and computes nothing."""
+
+TELLS = {"print", "pprint", "debug", "info", "log"}
+"""Functions and methods that only tell of what they are given."""
+
+TAKES_TEXT = {*TEXT_WRITERS, *TELLS, "write", "write_bytes"}
+"""What makes a record of what `dumps` makes text of: not what is sent to another process, which answers."""
+
+
+def opened_in(tree: ast.Module) -> frozenset[str]:
+    """Returns the names and attributes of a file that hold a file which was opened: `sink`, after
+    `self.sink = open(path, "w")`."""
+    return frozenset(
+        ast.unparse(name).rpartition(".")[2]
+        for node in ast.walk(tree)
+        for name, value in assigned(node)
+        if isinstance(value, ast.Call) and callee(value)[0] == "open"
+    )
+
+
+def texts_of(function: Scope, opened: Iterable[str] = ()) -> frozenset[str]:
     """Returns the names of a function that hold text, or lines of it, which is written to a file: `rows`,
-    of `fh.write("\\n".join(rows))`. What is formatted there, `fh.write(f"{score}")`, need not be text."""
+    of `fh.write("\\n".join(rows))`. What is formatted there, `fh.write(f"{score}")`, need not be text.
+    Records that are put together there are like text: `rows`, of `table.writerows(rows)`.
+
+    Args:
+        function: It, or the module.
+        opened: Names and attributes of the whole file that hold files.
+    """
     statements = list(statements_of(function))
     files = {
         name
@@ -34,8 +70,11 @@ def texts_of(function: Scope) -> frozenset[str]:
         if isinstance(statement, (ast.With, ast.AsyncWith, ast.Assign))
         if any(callee(call)[0] == "open" for call in calls_of(statement))
         for name in writes(statement)
+    }.union(opened)
+    recorded = {id(statement): set(_recorded(statement)) for statement in statements}
+    written = {
+        id(statement): recorded[id(statement)].union(_written(statement, files)) for statement in statements
     }
-    written = {id(statement): set(_written(statement, files)) for statement in statements}
     if not any(written.values()):
         return frozenset()
 
@@ -46,17 +85,62 @@ def texts_of(function: Scope) -> frozenset[str]:
         return (name for each in statements if makes_only(each, known) for name in _made_of(each))
 
     direct = closure(set().union(*written.values()), more)
-    return made_for(statements, serves) & direct
+    found = made_for(statements, serves) & direct
+    records = set().union(*recorded.values())
+    return frozenset(name for name in found if name not in records or _is_record(name, statements, serves))
 
 
 def _written(statement: ast.stmt, files: set[str]) -> Iterator[str]:
     """Yields the names of texts that a statement writes to a file."""
     for call in calls_of(statement):
         name, base = callee(call)
-        is_file = base in files or words(base.rpartition(".")[2]) & FILES
+        owner = base.rpartition(".")[2]
+        is_file = base in files or owner in files or words(owner) & FILES
         if name in TEXT_WRITERS or (name == "write" and is_file):
             for arg in call.args:
                 yield from _texts(arg)
+
+
+def _recorded(statement: ast.stmt) -> Iterator[str]:
+    """Yields the names of records that a statement writes to a file, or makes text of."""
+    calls = calls_of(statement)
+    told = not isinstance(statement, ast.Expr) or any(callee(each)[0] in TAKES_TEXT for each in calls)
+    for call in calls:
+        name, base = callee(call)
+        at = RECORD_WRITERS.get(name) if base else None
+        if base in DUMPERS and (name == "dump" or (name == "dumps" and told)):
+            at = 0
+        if at is not None and len(call.args) > at and isinstance(given := call.args[at], ast.Name):
+            yield given.id
+
+
+def _is_record(name: str, statements: Iterable[ast.stmt], serves: Callable[[ast.stmt, str], bool]) -> bool:
+    """Whether a name holds what is put together, `[step, *probs]`, and nothing is given it to keep."""
+    made = [statement for statement in statements if name in writes(statement)]
+    if not made or not all(map(_puts_together, made)):
+        return False
+    return not any(
+        isinstance(statement, ast.Expr) and name in reads(statement) and _hands_on(statement, name)
+        for statement in statements
+        if not serves(statement, name)
+    )
+
+
+def _puts_together(statement: ast.stmt) -> bool:
+    """Whether a statement assigns a list, tuple or mapping that is written out there, or adds to one."""
+    value = statement.value if isinstance(statement, (Assignment, ast.Expr)) else None
+    added = isinstance(statement, ast.Expr) and isinstance(value, ast.Call)
+    values = value.args if isinstance(value, ast.Call) and added else [value]
+    return all(
+        isinstance(each, DISPLAYS) or (isinstance(each, ast.Call) and callee(each)[0] in CONTAINERS)
+        for each in values
+    )
+
+
+def _hands_on(statement: ast.Expr, name: str) -> bool:
+    """Whether a statement gives what it reads to something else: `replay.extend(rows)`."""
+    call = statement.value
+    return not isinstance(call, ast.Call) or not (callee(call)[0] in TELLS or callee(call)[1] == name)
 
 
 def _made_of(statement: ast.stmt) -> Iterator[str]:
