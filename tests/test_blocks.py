@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from diagnose.source.blocks import Blocks
-from diagnose.source.statements import reads, statements_of, writes
+from diagnose.source.reads_writes import reads, writes
+from diagnose.source.statements import statements_of
 
 
 @pytest.mark.parametrize(

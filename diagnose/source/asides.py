@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from diagnose.core.phases import Phase
 from diagnose.source.dependencies import Found
 from diagnose.source.parts import Anchors, Part
-from diagnose.source.statements import callee, calls_of, header_lines, names, nodes_of, writes
+from diagnose.source.reads_writes import writes
+from diagnose.source.statements import callee, calls_of, header_lines, names, nodes_of
 
 
 def called_aside(part: Part, found: Found, statement: ast.stmt) -> dict[str, Phase]:

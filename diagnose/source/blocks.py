@@ -7,7 +7,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from diagnose.source.statements import Loop, Scope, functions_of, header_lines, innermost_of, rebinds
+from diagnose.source.reads_writes import rebinds
+from diagnose.source.statements import Loop, Scope, functions_of, header_lines, innermost_of
 
 Block = tuple[int, str]
 """Statement and field of what runs or does not run as a whole: `(id(branch), "orelse")`."""

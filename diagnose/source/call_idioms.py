@@ -31,6 +31,7 @@ from diagnose.source.purposes import (
     WAIT,
     WHOLE,
 )
+from diagnose.source.reads_writes import reads, writes
 from diagnose.source.statements import (
     Place,
     assigned,
@@ -39,10 +40,8 @@ from diagnose.source.statements import (
     given_to,
     names,
     nodes_of,
-    reads,
     words,
     words_of,
-    writes,
 )
 from diagnose.source.tensor_values import PREDICATES, may_be_tensor
 from diagnose.source.texts import FILES

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable
 
-from diagnose.source.statements import Scope, names, nodes_of, statements_of, writes
+from diagnose.source.reads_writes import writes
+from diagnose.source.statements import Scope, names, nodes_of, statements_of
 from diagnose.source.weight_words import ASKED, GRADIENTS, KEEPS, RESHAPES
 
 COPIES = {"tobytes", "tofile", "tolist"}

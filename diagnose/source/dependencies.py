@@ -13,18 +13,16 @@ from dataclasses import dataclass, field
 
 from diagnose.core.phases import Phase
 from diagnose.source.parts import SETTINGS, Part, of_weights
+from diagnose.source.reads_writes import grow, reads, writes
 from diagnose.source.returned import Item, items_of, lines_of, wanted_items
 from diagnose.source.statements import (
     callee,
     calls_of,
     expressions,
     given_to,
-    grow,
     header_lines,
     names,
     nodes_of,
-    reads,
-    writes,
 )
 
 DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}

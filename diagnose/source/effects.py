@@ -7,18 +7,16 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from diagnose.source.reads_writes import REORDERS, reads, writes
 from diagnose.source.simulators import simulators_of
 from diagnose.source.statements import (
-    REORDERS,
     bound,
     callee,
     calls_of,
     names,
     nodes_of,
     parameters_of,
-    reads,
     statements_of,
-    writes,
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

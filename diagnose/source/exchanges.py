@@ -17,24 +17,21 @@ from dataclasses import dataclass
 from diagnose.source.effects import Effects, methods_called
 from diagnose.source.parts import Anchors, Part
 from diagnose.source.purposes import ENVIRONMENT, ROLLOUT
+from diagnose.source.reads_writes import MODULES, closure, reads, writes
 from diagnose.source.rollouts import measures
 from diagnose.source.sites import Frame, Sample, without_gradients
 from diagnose.source.sources import Sources
 from diagnose.source.statements import (
-    MODULES,
     Scope,
     callee,
     calls_of,
-    closure,
     functions_of,
     given_to,
     header_lines,
     innermost_of,
     nodes_of,
-    reads,
     statements_of,
     words,
-    writes,
 )
 
 BOOKS = {"log", "logger", "logging", "wandb", "writer", "tracker", "metrics", "meter", "print"}

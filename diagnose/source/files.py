@@ -6,18 +6,8 @@ import ast
 import re
 from collections.abc import Collection, Mapping
 
-from diagnose.source.statements import (
-    APPENDS,
-    Scope,
-    assigned,
-    callee,
-    calls_of,
-    given_to,
-    grow,
-    statements_of,
-    words,
-    writes,
-)
+from diagnose.source.reads_writes import APPENDS, grow, writes
+from diagnose.source.statements import Scope, assigned, callee, calls_of, given_to, statements_of, words
 
 SAVERS: Mapping[tuple[str, str], int | None] = {
     ("torch", "save"): 1,

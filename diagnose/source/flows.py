@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from diagnose.source.statements import callee, calls_of, closure, reads, writes
+from diagnose.source.reads_writes import closure, reads, writes
+from diagnose.source.statements import callee, calls_of
 
 TRAINS = {"backward", "step"}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from diagnose.source.call_idioms import ALSO_OF_MODELS, LEARNING_WORDS, METRIC_WORDS
 from diagnose.source.places import Places
 from diagnose.source.purposes import CLIP, EMA, LOG, METRIC, SAVE
+from diagnose.source.reads_writes import writes
 from diagnose.source.sites import Frame
 from diagnose.source.statements import (
     Assignment,
@@ -18,7 +19,6 @@ from diagnose.source.statements import (
     statements_of,
     words,
     words_of,
-    writes,
 )
 
 MATH_NAMES = """

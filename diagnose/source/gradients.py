@@ -8,7 +8,8 @@ import builtins
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from diagnose.source.effects import Function
-from diagnose.source.statements import MODULES, callee, closure, reads, statements_of, writes
+from diagnose.source.reads_writes import MODULES, closure, reads, writes
+from diagnose.source.statements import callee, statements_of
 
 CUTS = {
     *("detach", "item", "tolist", "numpy", "long", "size", "numel", "dim"),

@@ -29,6 +29,7 @@ from diagnose.source.purposes import (
     WAIT,
     WHOLE,
 )
+from diagnose.source.reads_writes import writes
 from diagnose.source.rollouts import (
     ENVIRONMENT_PACKAGES,
     LEARNER_PACKAGES,
@@ -44,16 +45,7 @@ from diagnose.source.rollouts import (
 from diagnose.source.sites import Frame
 from diagnose.source.slices import takes_slices
 from diagnose.source.statement_idioms import of_places
-from diagnose.source.statements import (
-    Assignment,
-    Function,
-    callee,
-    innermost,
-    nodes_of,
-    words,
-    words_of,
-    writes,
-)
+from diagnose.source.statements import Assignment, Function, callee, innermost, nodes_of, words, words_of
 from diagnose.source.tensor_operations import is_at_once, operations_by_statement
 from diagnose.source.texts import formats
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-from diagnose.source.statements import (
-    APPENDS,
-    Function,
-    callee,
-    functions_of,
-    in_place,
-    parameters_of,
-    statements_of,
-    writes,
-)
+from diagnose.source.reads_writes import APPENDS, in_place, writes
+from diagnose.source.statements import Function, callee, functions_of, parameters_of, statements_of
 
 REGISTER = {"register_forward_hook", "register_full_backward_hook", "register_module_forward_hook"}
 """Functions and methods of torch's that are given a function, which each call of a module runs. One

@@ -15,6 +15,7 @@ from functools import cached_property
 from diagnose.source.blocks import Blocks
 from diagnose.source.effects import WEIGHTS, Effects, Function, methods_called, rebased
 from diagnose.source.gradients import Gradients
+from diagnose.source.reads_writes import reads, writes
 from diagnose.source.rollouts import CHOOSES, steps_environment, takes_action, told_to_step
 from diagnose.source.statements import (
     Scope,
@@ -26,9 +27,7 @@ from diagnose.source.statements import (
     names,
     nodes_of,
     parameters_of,
-    reads,
     statements_of,
-    writes,
 )
 
 SETTINGS = {"device", "dtype", "args", "cfg", "config", "opt", "self", "torch", "np", "numpy", "F"}

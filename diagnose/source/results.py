@@ -10,8 +10,9 @@ import ast
 from collections.abc import Collection, Iterable, Sequence
 
 from diagnose.source.places import Places
+from diagnose.source.reads_writes import grow, reads
 from diagnose.source.sites import Frame
-from diagnose.source.statements import Scope, callee, grow, parameters_of, reads, statements_of
+from diagnose.source.statements import Scope, callee, parameters_of, statements_of
 
 INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 """Functions that are a part of the statement which they stand in."""

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from diagnose.source.parts import Part
-from diagnose.source.statements import callee, header_lines, names, nodes_of, reads, words, writes
+from diagnose.source.reads_writes import reads, writes
+from diagnose.source.statements import callee, header_lines, names, nodes_of, words
 
 WHOLE = ""
 """The key of what is returned as one thing."""

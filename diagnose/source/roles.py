@@ -19,11 +19,12 @@ from diagnose.source.effects import Effects, Function
 from diagnose.source.epochs import changes_of_data
 from diagnose.source.exchanges import Exchanges
 from diagnose.source.parts import Anchors, Part, parts_of
+from diagnose.source.reads_writes import writes
 from diagnose.source.returned import first_items, items_of
 from diagnose.source.scores import Scores, links_of
 from diagnose.source.sites import Frame, Sample, Site, by_place, callers_of, files_of, one_call
 from diagnose.source.sources import Sources
-from diagnose.source.statements import header_lines, writes
+from diagnose.source.statements import header_lines
 
 CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {"optimizer"}}
 """Kinds of the calls in which the time of a slot passes."""

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator
 
+from diagnose.source.reads_writes import reads, writes
 from diagnose.source.statements import (
     Function,
     Loop,
@@ -15,10 +16,8 @@ from diagnose.source.statements import (
     given_to,
     names,
     nodes_of,
-    reads,
     words,
     words_of,
-    writes,
 )
 
 ENVIRONMENTS = {

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from diagnose.source.blocks import Blocks
 from diagnose.source.flows import TRAINS, made_for
+from diagnose.source.reads_writes import reads, writes
 from diagnose.source.statements import (
     Function,
     Loop,
@@ -16,9 +17,7 @@ from diagnose.source.statements import (
     calls_of,
     names,
     parameters_of,
-    reads,
     statements_of,
-    writes,
 )
 
 RATES = {"lr", "weight_decay", "momentum"}

@@ -9,20 +9,9 @@ from diagnose.core.phases import Phase
 from diagnose.source.dependencies import Dependencies, Found, Links
 from diagnose.source.effects import methods_called, rebased
 from diagnose.source.parts import Part
+from diagnose.source.reads_writes import closure, grow, key_of, reads, writes
 from diagnose.source.returned import WHOLE, Item, asked_of, given, items_of, lost_items, merged
-from diagnose.source.statements import (
-    callee,
-    calls_of,
-    closure,
-    expressions,
-    given_to,
-    grow,
-    header_lines,
-    key_of,
-    nodes_of,
-    reads,
-    writes,
-)
+from diagnose.source.statements import callee, calls_of, expressions, given_to, header_lines, nodes_of
 
 ARITHMETIC = {"mean", "sum", "item", "detach", "float", "stack", "div", "mul", "add"}
 """Calls beside which a statement still only adds up terms of a loss."""

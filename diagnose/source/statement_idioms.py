@@ -26,9 +26,10 @@ from diagnose.source.purposes import (
     WAIT,
     WHOLE,
 )
+from diagnose.source.reads_writes import reads, writes
 from diagnose.source.schedules import sets_rate
 from diagnose.source.slices import is_chain, is_side_loop, takes_slices
-from diagnose.source.statements import Assignment, Loop, Place, callee, names, nodes_of, reads, writes
+from diagnose.source.statements import Assignment, Loop, Place, callee, names, nodes_of
 from diagnose.source.tensor_operations import is_at_once
 from diagnose.source.tensor_values import asks_tensor
 from diagnose.source.weight_idioms import of_lists, of_weights, serves_average, serves_update

@@ -5,15 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Iterator
 
-from diagnose.source.statements import (
-    Function,
-    assigned,
-    callee,
-    closure,
-    in_place,
-    nodes_of,
-    statements_of,
-)
+from diagnose.source.reads_writes import closure, in_place
+from diagnose.source.statements import Function, assigned, callee, nodes_of, statements_of
 
 ELEMENTWISE_NAMES = """
     abs add addcdiv addcmul clamp clamp_max clamp_min clip copysign div exp lerp log maximum minimum mul

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 
 from diagnose.source.files import DUMPERS
 from diagnose.source.flows import made_for, makes_only
+from diagnose.source.reads_writes import closure, reads, writes
 from diagnose.source.statements import (
     Assignment,
     Scope,
     assigned,
     callee,
     calls_of,
-    closure,
     nodes_of,
-    reads,
     statements_of,
     words,
-    writes,
 )
 
 FILES = {"file", "f", "fh", "fp", "out", "output", "log", "logs", "stdout", "stderr", "csv", "stream"}

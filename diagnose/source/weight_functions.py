@@ -6,7 +6,8 @@ import ast
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from diagnose.source.statements import assigned, bound, callee, key_of, names, parameters_of
+from diagnose.source.reads_writes import key_of
+from diagnose.source.statements import assigned, bound, callee, names, parameters_of
 from diagnose.source.weight_words import (
     GRADIENTS,
     HOOKS,

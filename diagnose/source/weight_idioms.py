@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from diagnose.source.averaging import AVERAGED_WORDS, averages, blends_in, scales_and_adds
 from diagnose.source.purposes import CLIP, EMA, UPDATE, WHOLE
+from diagnose.source.reads_writes import key_of, writes
 from diagnose.source.slices import is_side_loop
 from diagnose.source.statements import (
     Loop,
@@ -15,13 +16,11 @@ from diagnose.source.statements import (
     callee,
     calls_of,
     given_to,
-    key_of,
     names,
     nodes_of,
     parameters_of,
     words,
     words_of,
-    writes,
 )
 from diagnose.source.tensor_operations import is_product, takes_lists
 from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, sources, turns

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from diagnose.source.statements import Place, callee, key_of, names
+from diagnose.source.reads_writes import key_of
+from diagnose.source.statements import Place, callee, names
 from diagnose.source.weight_words import ASKED, OVER_WEIGHTS, PASS_ON
 
 WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}

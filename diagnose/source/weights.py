@@ -10,17 +10,8 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from diagnose.source.files import aliases_of, origin
-from diagnose.source.statements import (
-    Loop,
-    bound,
-    callee,
-    grow,
-    names,
-    nodes_of,
-    statements_of,
-    words_of,
-    writes,
-)
+from diagnose.source.reads_writes import grow, writes
+from diagnose.source.statements import Loop, bound, callee, names, nodes_of, statements_of, words_of
 from diagnose.source.weight_functions import defined, hooked, scoped, turned
 from diagnose.source.weight_words import ASKED, GRADIENTS, KEEPS, PASS_ON, RESHAPES, Function, Kind, Scope
 
