@@ -33,6 +33,7 @@ TELLS = [
     and name not in ("clear", "live_modules", "live_optimizers")
     and name
     not in ("on_training_thread", "switch_off", "run_into", "claim_thread", "step_marked", "unmeasured")
+    and name != "rest_until"  # of the tuner
     and name not in ("tell_stepped_beside", "arrive")  # of DDP: see test_ddp_waits
 ]
 """What hooks tell the recorder."""
