@@ -233,6 +233,57 @@ def test_a_schedule_that_adds_up_in_a_loop_is_one():
         assert Idioms(Places(Sources({FILE: text.format(SETS_RATE, last)}))).of(stack) == idioms
 
 
+RANKS = """
+class Warmup:
+    def {name}({first}, value):
+        for group in {first}.param_groups:
+            group["lr"] = value
+
+def rank_rows(out, y):
+    for row, right in zip(out, y):
+        ranks.append(sorted(row).index(right))
+    return ranks
+
+for out, y in data:
+    ranks = rank_rows(out, y)
+    {call}(ranks)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "schedules"),
+    [
+        ("update", "tracker.update", False),
+        ("step", "tracker.step", False),
+        ("update", "update", False),
+        ("set_lr", "warmup.set_lr", True),
+        ("adjust_learning_rate", "warmup.adjust_learning_rate", True),
+    ],
+)
+@pytest.mark.parametrize("in_call", [False, True])
+def test_a_method_is_known_to_set_a_rate_where_its_name_says_so(
+    name: str, call: str, schedules: bool, in_call: bool
+):
+    text = RANKS.format(name=name, first="self", call=call)
+    if in_call:
+        text = text.replace("ranks = rank_rows(out, y)\n", "pass\n").replace(
+            "(ranks)\n", "(rank_rows(out, y))\n"
+        )
+    stack = [(FILE, 9, "rank_rows"), (FILE, 14 if in_call else 13, "<module>")]
+    assert (SCHEDULE in Idioms(Places(Sources({FILE: text}))).of(stack)) is schedules
+
+
+@pytest.mark.parametrize(
+    ("call", "schedules"), [("update", True), ("tracker.update", False), ("self.tracker.update", False)]
+)
+def test_a_function_that_sets_a_rate_is_no_method_of_that_name(call: str, schedules: bool):
+    text = RANKS.format(name="update", first="optimizer", call=call).replace(
+        "(ranks)", "(optimizer, ranks)"
+    )
+    found = Idioms(Places(Sources({FILE: text.replace("class Warmup:", "if True:")})))
+    assert (SCHEDULE in found.of([(FILE, 9, "rank_rows"), (FILE, 13, "<module>")])) is schedules
+
+
 def test_a_rate_that_is_an_attribute_of_its_schedule_is_one():
     text = """
 class Warmup:
@@ -360,10 +411,21 @@ def test_a_helper_that_formats_what_is_written_is_logging():
             False,
         ),
         ("Survival.log_rank", "far = sum(a - b for a, b in pairs)  # here\n    return far", False),
+        ("log_rank", "far = sum(a - b for a, b in pairs)  # here\n    pairs.sort()\n    return far", False),
         ("log_evidence", "far = sum(a - b for a, b in pairs)  # here\n    return math.log(far)", False),
         # It tells, keeps, or makes what is told.
         ("log_loss", "row = sum(a for a in losses)  # here\n    rows.append(row)", True),
         ("log_loss", "row = sum(a for a in losses)  # here\n    print(row)\n    return row / 2", True),
+        (
+            "log_step",
+            "row = sum(a for a in losses)  # here\n    bus.send('loss', row)\n    return row",
+            True,
+        ),
+        (
+            "log_step",
+            "row = sum(a for a in losses)  # here\n    await bus.send('loss', row)\n    return row",
+            True,
+        ),
         ("log_line", "row = ' '.join(str(a) for a in losses)  # here\n    return 'loss ' + row", True),
         ("log_stats", "row = sum(a for a in losses)  # here\n    return {'loss': row}", True),
         ("LossLog.log", "row = sum(a for a in losses)  # here\n    return row", True),
@@ -372,7 +434,7 @@ def test_a_helper_that_formats_what_is_written_is_logging():
 def test_a_function_that_gives_a_number_and_logs_nothing_is_named_for_the_logarithm(
     function: str, body: str, logs: bool
 ):
-    found = of_marked(f"def f(losses):\n    {body}\n", function, "main")
+    found = of_marked(f"async def f(losses):\n    {body}\n", function, "main")
     assert found == ((LOG,) if logs else (PYTHON_LOOP,))
 
 
