@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from diagnose.core.graph import Graph
 from diagnose.core.phases import Phase
@@ -22,6 +23,7 @@ from diagnose.hooks.model_calls import LOOKED_AT, ModelCallsHook
 from diagnose.rules._engine import built_in
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
+from tests.fakes import FakeClock, measured
 
 RULE = built_in()["extra-forward"]
 
@@ -300,3 +302,42 @@ def test_a_call_with_gradients_in_evaluation_mode_takes_no_longer_than_the_one_t
     assert found.lost_ns == {Phase.EVALUATION: beside_a_validation.spent_ns(Phase.FORWARD)}
     acting = (at("a = policy(obs)", 0.6, "rollout", phase=Phase.EVALUATION),)
     assert RULE.check(replace(beside_a_validation, where=acting)) is None
+
+
+def attacked(net: nn.Module, x: torch.Tensor) -> None:
+    given = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(net(given).sum(), given)
+    net.train()(x + 0.1 * gradient.sign()).sum().backward()
+
+
+def attacked_scaled(net: nn.Module, x: torch.Tensor) -> None:
+    given = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(net(given * 1.0).sum(), given)
+    net.train()(x + 0.1 * gradient.sign()).sum().backward()
+
+
+BESIDE: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], float]] = {
+    "attack": (attacked, 0.0),
+    "attack on what is made of the samples": (attacked_scaled, 0.0),
+    "Fisher information of the weights": (lambda net, x: net(x).square().sum().backward(), 0.0),
+    "input that would have a gradient": (lambda net, x: net(x.clone().requires_grad_()), 0.0),
+    "accuracy": (lambda net, x: net(x).argmax(1), 1.0),
+    "accuracy, twice": (lambda net, x: (net(x).argmax(1), net(x).amax(1)), 2.0),
+}
+
+
+@pytest.mark.parametrize("how", BESIDE)
+def test_a_call_in_evaluation_mode_from_which_gradients_are_taken_is_not_for_nothing(how: str):
+    """After the loss of the clean batch. A Fisher information is that of the weights as they are."""
+    beside, judged = BESIDE[how]
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with measured(FakeClock()) as recorder:
+        for x in DataLoader(torch.randn(40 * 24, 4), batch_size=24):  # type: ignore[arg-type]
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            net.eval()
+            beside(net, x)
+            net.train()
+            optimizer.step()
+        assert recorder.facts["calls"]["judged_with_grad"] == judged

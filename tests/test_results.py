@@ -258,6 +258,52 @@ def _is_score(text: str, line: int) -> bool:
     return found is not None and Results(Places(Sources({FILE: text}))).reach(*found)
 
 
+TRACKED = """
+class Trainer:
+    def track(self, step, o):
+        level = o{loss}.item()
+        for old in self.levels:
+            self.jumps += level > old
+        for g, t in zip(o{logits}, step):
+            self.hits += g == t
+
+    def ends(self, each):
+        self.track(1, each)
+
+    def ends_all(self):
+        self.track(1, self.out)
+
+    def fit(self):
+        for x, y in loader:
+            self.out = self.model(x, y)
+            self.out{loss}.backward()
+            {call}  # handed on
+"""
+
+
+@pytest.mark.parametrize(("loss", "logits"), [(".loss", ".logits"), ("['loss']", "['logits']")])
+@pytest.mark.parametrize(
+    ("call", "via"),
+    [
+        ("self.track(2, self.out)", ()),
+        ("self.track(2, o=self.out)", ()),
+        ("self.ends(self.out)", ("self.track(1, each)",)),
+        ("self.ends_all()", ("self.track(1, self.out)",)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("line", "is_score"), [("level =", False), ("level > old", False), ("in zip(", True), ("hits +=", True)]
+)
+def test_who_gets_such_an_object_and_reads_the_loss_alone_scores_nothing(
+    loss: str, logits: str, call: str, via: tuple[str, ...], line: str, is_score: bool
+):
+    text = TRACKED.format(loss=loss, logits=logits, call=call)
+    script = Script(text, [("for x, y", "next"), ("self.model(", "forward"), (".backward", "backward")])
+    found = script.roles.results(script.stack(line, *via, "handed on"))
+    assert found is not None
+    assert Results(Places(Sources({FILE: text}))).reach(*found) is is_score
+
+
 @pytest.mark.parametrize(("line", "is_score"), [(9, True), (10, False)])
 def test_of_such_an_object_only_the_rest_comes_back_as_a_result(line: int, is_score: bool):
     text = """

@@ -66,6 +66,7 @@ class Recorder:
         backward_passes: Number of outermost backward passes.
         passes_stepped: How many of them there were when an optimizer last stepped: those since then have
             left gradients that no optimizer has used.
+        passes_beside: Number of those besides that ran in evaluations, such as of an attack on a batch.
         rounds: How often an optimizer has stepped after a backward pass: one round of passes and steps.
         evaluating: Whether the model is in evaluation mode between training steps.
         evaluated: Whether it has been called in that mode since.
@@ -123,6 +124,7 @@ class Recorder:
         "notes",
         "on_begin",
         "on_boundary",
+        "passes_beside",
         "passes_stepped",
         "rounds",
         "routes",
@@ -170,6 +172,7 @@ class Recorder:
         self.samples = 0
         self.tokens = 0
         self.backward_passes = 0
+        self.passes_beside = 0
         self.passes_stepped = 0
         self.rounds = 0
         self.evaluated = False

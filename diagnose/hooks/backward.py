@@ -45,6 +45,7 @@ class BackwardHook(Hook):
             if current == BACKWARD or (current == EVALUATION and not recorder.evaluating):
                 return -1
             if recorder.evaluating and recorder.batch_use != UNUSED and current != FORWARD:
+                recorder.passes_beside += 1
                 recorder.evaluation_begins()  # as forces are evaluated; an optimizer's step is what trains
                 return EVALUATION
             if current != FORWARD:  # a gradient taken inside the model is part of the model

@@ -136,6 +136,7 @@ class _Look:
         self._trained = frozenset(id(parameter) for model in models for parameter in model.parameters())
         self._parts: dict[int, Part] = {}
         self._switches: dict[int, Switches] = {}
+        self._passes = 0
         self._untrained = 0
         self._free = 0
         self._first_step = self._step = recorder.steps
@@ -162,6 +163,8 @@ class _Look:
             self._tell()
             return
         if steps != self._step:
+            if self._step == self._first_step:
+                self._passes = self._recorder.passes_beside
             self._step, self._calls_left = steps, MOST_CALLS
             self._trained_on = [{}, self._trained_on[0]]
         counts = steps > self._first_step
@@ -250,7 +253,7 @@ class _Look:
         repeated = self._is_known(call)
         before = self._last.pop(id(call.part), None)
         if call.has_grad:
-            if repeated:
+            if repeated and (call.training or not _asks_gradient(call)):
                 self._count(WITH_GRAD if call.training else JUDGED_WITH_GRAD, call)
             if before is not None and _is_same(before, call):
                 self._count(BEFORE, before)
@@ -304,6 +307,9 @@ class _Look:
         file, line = resolve(*site)[:2] if site is not None else ("", 0)
         padded = self._padding or self._loaded or self._beside
         tokens = sum(batch.tokens for batch in padded)
+        # What goes backward in an evaluation, and not in training, has used what was called there.
+        used = self._recorder.passes_beside - self._passes
+        self._counts[JUDGED_WITH_GRAD] = max(0, self._counts[JUDGED_WITH_GRAD] - used)
         self._recorder.facts["calls"] = {
             "num_steps": LOOKED_AT,
             **{how: count / LOOKED_AT for how, count in self._counts.items()},
@@ -341,6 +347,12 @@ def _is_same(before: Call, call: Call) -> bool:
         and before.is_there
         and call.covers(before)
     )
+
+
+def _asks_gradient(call: Call) -> bool:
+    """Whether a gradient of the samples themselves is asked for, as for an attack: no metric needs it."""
+    given = call.given()
+    return given is not None and given.is_leaf and given.requires_grad
 
 
 def _switches(model: Any) -> Switches:

@@ -72,7 +72,7 @@ def describe(model: Any) -> dict[str, Any]:
 
 def _double_constants(model: Any) -> list[str]:
     """Names of tensors in float64, other than parameters, with so many numbers that a product with them
-    takes a while; none that some tensor of another type has, too."""
+    takes a while; none that something else of a module has, too: another tensor, a number."""
     import torch
 
     wide: set[str] = set()
@@ -80,7 +80,10 @@ def _double_constants(model: Any) -> list[str]:
     for module in model.modules():
         own = (*module.named_buffers(recurse=False), *module.named_parameters(recurse=False))
         for name, value in (*own, *vars(module).items()):
+            if value is None:
+                continue
             if not isinstance(value, torch.Tensor):
+                others.add(name)
                 continue
             is_wide = value.dtype in (torch.float64, torch.complex128)
             constant = is_wide and not isinstance(value, torch.nn.Parameter)

@@ -47,8 +47,8 @@ def in_part(ms: float, *, of_modules: bool = True) -> Program:
     return Program(models=models, graph=Graph(num_nodes=200, total=whole, double=part))
 
 
-def with_constant(name: str) -> Program:
-    model = replace(of_type("float32").models[0], double_constants=(name,))
+def with_constant(name: str, device: str = "cpu") -> Program:
+    model = replace(of_type("float32", device).models[0], double_constants=(name,))
     return Program(models=(model,))
 
 
@@ -88,6 +88,8 @@ class DoublePrecision(Rule):
             program=with_constant("basis"),
             where=(replace(PRODUCT, text="h = x @ self.basis.float()"),),
         ),
+        profile(program=with_constant("basis"), where=(replace(PRODUCT, phase=Phase.EVALUATION),)),
+        profile(program=with_constant("basis", "cuda"), where=(PRODUCT,)),
     )
 
     def applies(self, profile: Profile) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from diagnose.source.call_idioms import ALSO_OF_MODELS, LEARNING_WORDS, METRIC_WORDS
 from diagnose.source.places import Places
 from diagnose.source.purposes import CLIP, EMA, LOG, METRIC, SAVE
-from diagnose.source.reads_writes import writes
+from diagnose.source.reads_writes import APPENDS, REORDERS, in_place, writes
 from diagnose.source.sites import Frame
 from diagnose.source.statements import (
     Assignment,
@@ -123,10 +123,12 @@ class FunctionNames:
 
     def _is_logarithm(self, file: str, line: int, parts: Sequence[str]) -> bool:
         """Whether `log` in a function's own name is the logarithm, or a test's: it returns a number that it
-        has computed, and logs nothing. `log_loss`, `log_rank`."""
+        has computed, and neither logs nor tells another anything. `log_loss`, `log_rank`."""
         if any("log" in words(part) for part in parts[:-1]):
             return False
         statements = _statements(self._function_at(file, line))
+        if any(map(_tells, statements)):
+            return False
         numbers = {
             name
             for each in statements
@@ -186,6 +188,17 @@ class FunctionNames:
 
 def _statements(function: Function | None) -> list[ast.stmt]:
     return [] if function is None or isinstance(function, ast.Lambda) else list(statements_of(function))
+
+
+def _tells(statement: ast.stmt) -> bool:
+    """Whether a statement calls something for no result, such as `producer.send(row)`; not where it only
+    changes what is in hand."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    value = value.value if isinstance(value, ast.Await) else value
+    if not isinstance(value, ast.Call):
+        return False
+    name = callee(value)[0]
+    return name not in APPENDS | REORDERS and not in_place(name)
 
 
 def _is_number(value: ast.expr, numbers: Collection[str] = ()) -> bool:

@@ -7,12 +7,13 @@ called from there, and their arguments what they were given.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from diagnose.source.places import Places
 from diagnose.source.reads_writes import grow, reads
+from diagnose.source.scores import uses_of
 from diagnose.source.sites import Frame
-from diagnose.source.statements import Scope, callee, parameters_of, statements_of
+from diagnose.source.statements import Scope, bound, callee, nodes_of, parameters_of, statements_of
 
 INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 """Functions that are a part of the statement which they stand in."""
@@ -32,21 +33,37 @@ class Results:
         self._places = places
         self._known: dict[tuple[tuple[str, int], ...], bool] = {}
 
-    def reach(self, stack: Sequence[Frame], held: Collection[str], kept: Collection[str]) -> bool:
+    def reach(
+        self,
+        stack: Sequence[Frame],
+        held: Collection[str],
+        kept: Collection[str],
+        lost: Mapping[str, Collection[str]],
+    ) -> bool:
         """Whether results reach the innermost line of a stack.
 
         Args:
             stack: File, line and function of each user frame, innermost first, up to the loop's own.
             held: Names that hold results there.
             kept: Names of which batches are made. What is given to those trains.
+            lost: By the names of objects with a loss in them, what of these it is: `out.loss`, of `out`.
+                Who reads only that scores nothing.
         """
         frames = [frame for frame in stack if not frame[2].endswith(INLINE)] or list(stack[-1:])
         key = tuple((file, line) for file, line, _ in (stack[0], *frames))
         if key not in self._known:
-            self._known[key] = self._reach(stack[0], frames, set(held), set(kept))
+            parts = {name: {part.removeprefix(name) for part in of} for name, of in lost.items()}
+            self._known[key] = self._reach(stack[0], frames, set(held), set(kept), parts)
         return self._known[key]
 
-    def _reach(self, last: Frame, frames: Sequence[Frame], held: set[str], kept: set[str]) -> bool:
+    def _reach(
+        self,
+        last: Frame,
+        frames: Sequence[Frame],
+        held: set[str],
+        kept: set[str],
+        lost: Mapping[str, set[str]],
+    ) -> bool:
         if any(callee(call)[1] in kept for call in self._places.calls(*frames[-1][:2])):
             return False
         for outer, inner in zip(frames[:0:-1], frames[-2::-1], strict=True):
@@ -55,9 +72,13 @@ class Results:
             if function is None or not calls:
                 return False
             held = set().union(*(_received(call, function, held) for call in calls))
-            grow(held, statements_of(function))
+            lost = _lost_inside(calls, function, lost)
+            grow(held, [s for s in statements_of(function) if not _reads_loss_alone(s, held, lost)])
         statements = (place.statement for place in self._places.at(*last[:2]))
-        return any(reads(s) & held and not _hands_over(s) for s in statements)
+        return any(
+            reads(s) & held and not _hands_over(s) and not _reads_loss_alone(s, held, lost)
+            for s in statements
+        )
 
 
 def _named_or_all(calls: list[ast.Call], name: str) -> list[ast.Call]:
@@ -91,6 +112,36 @@ def _received(call: ast.Call, function: Scope, held: set[str]) -> set[str]:
         used = set().union(*(reads(statement) for statement in statements_of(function)))
         received.update(name for name in used if name.startswith("self."))
     return received
+
+
+def _lost_inside(
+    calls: Iterable[ast.Call], function: Scope, lost: Mapping[str, set[str]]
+) -> dict[str, set[str]]:
+    """Returns the like by the names that the objects have in a function which was given them."""
+    found: dict[str, set[str]] = {}
+    if isinstance(function, ast.Module):
+        return found
+    for call in calls:
+        given = [(parameter, ast.unparse(value)) for parameter, value in bound(call, function)]
+        if parameters_of(function)[:1] == ["self"]:
+            given.append(("self", callee(call)[1]))
+        for parameter, value in given:
+            for name, parts in lost.items():
+                if f"{name}.".startswith(f"{value}."):
+                    found.setdefault(parameter + name.removeprefix(value), set()).update(parts)
+    return found
+
+
+def _reads_loss_alone(statement: ast.stmt, held: Collection[str], lost: Mapping[str, set[str]]) -> bool:
+    """Whether a statement reads of results only the losses in them: of `out`, `out.loss`."""
+    read = reads(statement)
+    objects = [name for name in lost if name in read]
+    for name in objects:
+        parts, whole = uses_of(nodes_of(statement), name)
+        if whole or not parts or not {part.removeprefix(name) for part in parts} <= lost[name]:
+            return False
+        read = {each for each in read if each != name and not each.startswith((f"{name}.", f"{name}["))}
+    return bool(objects) and not read & set(held)
 
 
 def _held_as(value: ast.expr, parameters: Iterable[str], held: set[str]) -> set[str]:

@@ -46,6 +46,9 @@ PHASE_OF_KIND = {
     "optimizer": Phase.OPTIMIZER,
 }
 
+Reaching = tuple[Sequence[Frame], set[str], set[str], Mapping[str, set[str]]]
+"""What `Roles.results` tells of a stack, and `Results.reach` is asked with."""
+
 
 class Roles:
     """Answers which phase a sampled stack belongs to when no hook was open.
@@ -63,7 +66,7 @@ class Roles:
         self._kinds: dict[tuple[str, int], set[str]] = {}
         self._aside: dict[tuple[str, int], dict[str, Phase]] = {}
         self._given: dict[tuple[str, int], set[str]] = {}
-        self._results: dict[tuple[str, int], tuple[set[str], set[str]]] = {}
+        self._results: dict[tuple[str, int], tuple[set[str], set[str], Mapping[str, set[str]]]] = {}
         self._acts: set[tuple[str, int]] = set()
         self._work = BatchWork(sources)
         self._own: set[tuple[str, int, str]] = set()
@@ -246,7 +249,7 @@ class Roles:
         """
         return self._exchanges.serves(stack)
 
-    def results(self, stack: Sequence[Frame]) -> tuple[Sequence[Frame], set[str], set[str]] | None:
+    def results(self, stack: Sequence[Frame]) -> Reaching | None:
         """Returns what a model has computed that a stack may have to do with; `None` outside of the loop.
 
         Args:
@@ -254,7 +257,7 @@ class Roles:
 
         Returns:
             The stack up to the loop's own frame, the names that hold results there, other than the loss,
-            and those of which batches are made.
+            those of which batches are made, and by the names of objects with a loss in them what that is.
         """
         depth = self._depth(stack)
         found = self._results.get(stack[depth][:2]) if depth is not None else None
@@ -308,7 +311,9 @@ class Roles:
                 aside = called_aside(part, found, statement)
                 self._aside.update(((file, line), aside) for line in lines)
         self._roles.update(((file, line), phase) for line, phase in found.roles.items())
-        self._results.update(((file, line), (names, made_of)) for line, names in results.items())
+        self._results.update(
+            ((file, line), (names, made_of, scores.lost)) for line, names in results.items()
+        )
         self._work.add(part, found)
         self._acts.update((file, line) for s in part.acts for line in header_lines(s))
         for line, own in own_code(part, found).items():

@@ -18,12 +18,16 @@ from diagnose.source.statements import (
     names,
     parameters_of,
     statements_of,
+    words,
 )
 
 RATES = {"lr", "weight_decay", "momentum"}
 """What a schedule sets in an optimizer's groups of parameters."""
 
 GROUPS = "param_groups"
+
+RATE_WORDS = {"lr", "lrs", "rate", "rates", "momentum", "decay", "wd"}
+"""What the name of a method says that sets a rate. Any object may have an `update` or a `step`."""
 
 RateSetters = Mapping[str, tuple[Function, frozenset[str]]]
 """By the names of functions, they and those of their parameters that they set as rates."""
@@ -87,6 +91,8 @@ def rate_setters(functions: Mapping[str, Sequence[Function]]) -> RateSetters:
     for name, same in functions.items():
         function = same[0]
         if len(same) > 1 or isinstance(function, ast.Lambda):
+            continue
+        if parameters_of(function)[:1] in (["self"], ["cls"]) and not words(name) & RATE_WORDS:
             continue
         statements = list(statements_of(function))
         made = set().union(*map(writes, statements))
@@ -155,7 +161,10 @@ def given_as_rates(statement: ast.stmt, setting: RateSetters) -> list[ast.expr]:
     """Returns what a statement gives as a rate to a function that sets it."""
     found: list[ast.expr] = []
     for call in calls_of(statement) if setting else ():
-        function, rates = setting.get(callee(call)[0], (None, frozenset()))
+        name, base = callee(call)
+        if base and not words(name) & RATE_WORDS:
+            continue  # another's method of that name
+        function, rates = setting.get(name, (None, frozenset()))
         found += [value for name, value in bound(call, function) if name in rates]
     return found
 

@@ -30,6 +30,7 @@ class Scores:
 
     Attributes:
         losses: The names of the loss, and of the terms that it is the sum of.
+        lost: By the names of objects with a loss in them, what of these it is: `out.loss`, of `out`.
     """
 
     def __init__(self, part: Part, found: Found, links: Links) -> None:
@@ -37,7 +38,7 @@ class Scores:
         self._found = found
         self._links = links
         self.losses = self._losses()
-        self._lost = self._lost_parts()
+        self.lost = self._lost_parts()
 
     def results(self) -> dict[int, set[str]]:
         """Returns by line the names that hold there what models have computed, or what is made of it, but
@@ -63,10 +64,10 @@ class Scores:
         held: dict[int, set[str]] = {}
         for statement in part.models:
             own = writes(statement) if statement not in part.passes else self._given_back(statement)
-            held[id(statement)] = (own | self._left_by(statement)) - (self.losses - self._lost.keys())
+            held[id(statement)] = (own | self._left_by(statement)) - (self.losses - self.lost.keys())
         aside = {id(s) for s in part.statements if s.lineno in self._found.roles}
         aside |= self._found.carried | part.hooked
-        aside |= {id(s) for s in part.statements if self._reads_loss_of(nodes_of(s), self._lost)}
+        aside |= {id(s) for s in part.statements if self._reads_loss_of(nodes_of(s), self.lost)}
         aside |= part.walk([(s, part.reads[id(s)]) for s in part.models])[0].keys()  # another model's
         return part.spread(held, aside), aside
 
@@ -148,7 +149,7 @@ class Scores:
         part = self._part
         lost: dict[str, set[str]] = {}
         for name in set().union(*map(writes, part.models)) & self.losses:
-            uses = [_uses(nodes_of(s), name) for s in part.passes if name in part.reads[id(s)]]
+            uses = [uses_of(nodes_of(s), name) for s in part.passes if name in part.reads[id(s)]]
             if uses and all(parts and not whole for parts, whole in uses):
                 lost[name] = set().union(*(parts for parts, _ in uses))
         return lost
@@ -163,7 +164,7 @@ class Scores:
             objects: Names of objects that are asked about.
             or_all: Whether it counts as well where the object is read as a whole.
         """
-        uses = [(*_uses(nodes, name), lost) for name, lost in self._lost.items() if name in objects]
+        uses = [(*uses_of(nodes, name), lost) for name, lost in self.lost.items() if name in objects]
         return any(or_all if whole else bool(parts) and parts <= lost for parts, whole, lost in uses)
 
     def _sums(self) -> list[ast.stmt]:
@@ -224,7 +225,7 @@ def links_of(parts: Sequence[Part]) -> Links:
     return links
 
 
-def _uses(nodes: Sequence[ast.AST], name: str) -> tuple[set[str], bool]:
+def uses_of(nodes: Sequence[ast.AST], name: str) -> tuple[set[str], bool]:
     """Returns which parts of an object are read among nodes, `out.loss` or `out[0]`, and whether all of it
     is: also by a method of its own."""
     parts_of = {
