@@ -125,7 +125,7 @@ def among_all_ns(log: RankLog) -> float:
 
 def averaged_ns(log: RankLog) -> float | None:
     """Returns nanoseconds per step in which a rank's loop added up tensors over the ranks itself, between a
-    backward pass and the optimizer's step; where it does so with its gradients inside of one, in these alone.
+    backward pass and the optimizer's step; where its gradients are added up inside of one, in these alone.
     Otherwise as `exchanged_ns`."""
     inside = _averages_inside(log)
     if inside is None:

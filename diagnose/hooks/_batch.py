@@ -121,7 +121,7 @@ def parts_of(batch: Any) -> Iterable[Any]:
 
 
 def _fields(batch: Any) -> Iterator[Any]:
-    """Yields what an object of a dataclass holds in its fields; what it would compute when asked for one, as
+    """Yields what an object of a dataclass holds in its fields; what it would compute if asked for one, as
     properties do, is not asked for."""
     held = getattr(batch, "__dict__", {})
     for each in dataclasses.fields(batch):

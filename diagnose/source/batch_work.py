@@ -115,7 +115,7 @@ def _working(part: Part, found: Found) -> list[ast.stmt]:
 
 
 def _unpacks(name: str) -> bool:
-    """Whether a function of such a name makes a batch of the bytes that it is given, not of another batch."""
+    """Whether a function of such a name makes a batch of bytes that it is given, not of another batch."""
     return bool(words(name) & UNPACKS) and not words(name) & WHOLE
 
 
