@@ -13,6 +13,9 @@ import torch
 MAX_DEPTH = 3
 """Nesting to look into: a dict in a tuple in a list is common, deeper is not."""
 
+PLAIN = {str, bytes, bool, int, float, type(None)}
+"""What holds nothing: most parts of samples without tensors."""
+
 MAX_PARTS = 32
 """Where so many samples of a list hold no tensor, none of them does."""
 
@@ -99,7 +102,7 @@ def first_tensor(batch: Any, depth: int = MAX_DEPTH) -> torch.Tensor | None:
     there."""
     if isinstance(batch, torch.Tensor):
         return batch
-    if not depth:
+    if not depth or type(batch) in PLAIN:
         return None
     if isinstance(batch, Mapping) and isinstance(ids := batch.get("input_ids"), torch.Tensor):
         return ids
