@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -119,6 +119,60 @@ def test_the_samples_of_a_batch_that_is_an_object_of_a_dataclass_are_counted():
     assert batch_size((Batch([], torch.ones(8, 20, dtype=torch.long)),)) == (8, 160)
     assert batch_size((Batch(["a setting"]), torch.ones(5, 3))) == (5, 0)
     assert batch_size(Batch) == (0, 0)
+
+
+@dataclass
+class Scaled:
+    """A batch beside constants of its class, and with a field that is made when it is asked for."""
+
+    MEAN: ClassVar[torch.Tensor] = torch.ones(3)
+    scale: InitVar[torch.Tensor]
+    image: Any = field(init=False)
+    x: Any = None
+
+    def __post_init__(self, scale: torch.Tensor) -> None:
+        pass
+
+
+def _decoded(_: Scaled) -> torch.Tensor:
+    raise AssertionError("decoded in a hook")
+
+
+Scaled.scale = torch.ones(4)
+Scaled.image = property(_decoded)
+
+
+@dataclass(slots=True)
+class Slotted:
+    """A batch without a dictionary."""
+
+    name: str
+    x: Any = None
+
+
+def test_of_an_object_only_what_it_holds_itself_is_looked_at():
+    x = torch.rand(8, 5)
+    assert batch_size(Scaled(torch.ones(4), x)) == (8, 0)
+    assert contents_of(Scaled(torch.ones(4), x)) == contents_of(x)
+    assert batch_size(Slotted("a name", x)) == (8, 0)
+    assert batch_size(Slotted.__new__(Slotted)) == (0, 0)
+
+
+class Counting(list[Any]):
+    """Counts which of its elements are looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in super().__iter__():
+            self.looked_at += 1
+            yield each
+
+
+def test_of_many_samples_without_a_tensor_the_first_few_are_looked_at():
+    samples = Counting(Batch(["a name"], 3, "a label") for _ in range(256))
+    assert batch_size(samples) == (0, 0)
+    assert 0 < samples.looked_at < 40
 
 
 def test_what_else_such_a_batch_holds_tells_it_from_another_one():

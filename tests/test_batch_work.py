@@ -64,12 +64,22 @@ UNPACKS = Script(
     def numbers(blob):
         return array(zlib.decompress(blob))
 
+    def augment(x):
+        return pool(x)
+
+    def parse_batch(self, batch):
+        x = crop(batch)
+        return x
+
     def train(blobs):
         for blob in blobs:
             x, y = unpack(blob)
             z = numbers(blob)
             x = smoothed(x)
-            loss = criterion(model(x, z), y)
+            u, v = augment(*unpack(blob))
+            v = reader_noise(v)
+            w = self.parse_batch(blob)
+            loss = criterion(model(x, z, u, v, w), y)
             loss.backward()
     """,
     [("criterion(model", "forward"), ("loss.backward", "backward")],
@@ -78,7 +88,15 @@ UNPACKS = Script(
 
 @pytest.mark.parametrize(
     ("stack", "works"),
-    [(("x, y = unpack",), False), (("return array", "z = numbers"), False), (("x = smoothed",), True)],
+    [
+        (("x, y = unpack",), False),
+        (("return array", "z = numbers"), False),
+        (("x = smoothed",), True),
+        (("return pool", "u, v = augment"), True),
+        (("v = reader_noise",), True),
+        (("w = self.parse_batch",), True),
+        (("x = crop", "w = self.parse_batch"), True),
+    ],
 )
 def test_what_makes_a_batch_of_the_bytes_that_a_reader_gave_gets_it(stack, works):
     assert UNPACKS.roles.works_on_batch(UNPACKS.stack(*stack), AFTER_OPTIMIZER) is works

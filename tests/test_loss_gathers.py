@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from diagnose.analysis.lines import source_lines
+from diagnose.analysis.lines import gathering_ns, source_lines
 from diagnose.core.ledger import SLOT_OF
 from diagnose.source.places import Places
 from diagnose.source.roles import Roles
 from diagnose.source.sources import Sources
-from tests.rank_logs import NOBODY, log_of, steps_of
+from tests.rank_logs import MS, NOBODY, log_of, steps_of
 from tests.sampled_script import PASSES, Script
 
 CONTRASTS = Script(
@@ -68,7 +68,9 @@ def test_a_line_tells_what_it_gathers_for_the_loss(tmp_path):
         ],
         meta={"samples": 100},
     )
-    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Places(Sources()))
+    roles = Roles(log.sites, Sources())
+    assert gathering_ns(log, log.steps[1:], 1, roles) == pytest.approx(30 * MS)
+    lines = source_lines(log, log.steps[1:], 1, roles, Places(Sources()))
     gathers, logs = sorted(lines, key=lambda line: line.line)
     assert gathers.for_loss == gathers.share == pytest.approx(0.3)
     assert (logs.for_loss, logs.share) == (0.0, pytest.approx(0.2))

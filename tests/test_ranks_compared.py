@@ -187,6 +187,40 @@ def test_gradients_that_are_averaged_inside_of_passes_are_none_of_the_loops_coll
     assert profile.ranks[1].exchanged_ns == (0 if are_gradients else 10 * MS)
 
 
+@pytest.mark.parametrize(
+    ("times", "named"),
+    [
+        pytest.param(1, {"frequent-collectives": 10 * MS}, id="once"),
+        pytest.param(
+            4, {"frequent-collectives": 10 * MS, "missing-no-sync": 3 * MS}, id="in each micro-batch"
+        ),
+    ],
+)
+def test_metrics_that_are_added_up_between_pass_and_step_are_no_gradients_that_hooks_average(
+    tmp_path: Path, times: int, named: dict[str, int]
+) -> None:
+    run = manifest(tmp_path / "run")
+    facts: dict[str, Any] = {
+        "optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}],
+        "exchanges": {"waited_ns": 4 * MS * NUM_STEPS},
+        "averaging": {"elements": 3 * NUM_STEPS, "passes": NUM_STEPS, "waited_ns": 10 * MS * NUM_STEPS},
+        "averaging_inside": {
+            "elements": 1000 * times * NUM_STEPS,
+            "passes": times * NUM_STEPS,
+            "rounds": NUM_STEPS,
+            "waited_ns": 4 * MS * NUM_STEPS,
+        },
+    }
+    for rank in range(2):
+        slots = {"forward": 10.0, "backward": 20.0, "communication": 14.0}
+        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
+            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
+            file.set_meta({"state": {"finished": True}})
+    profile = diagnosed(load_profile(run))
+    assert {each.rule: each.lost_ns_per_step for each in profile.findings} == pytest.approx(named)
+    assert profile.ranks[1].averaged_ns == 4 * MS
+
+
 AVERAGES = {
     "optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}],
     "averaging": {"elements": 1000 * NUM_STEPS, "passes": NUM_STEPS, "waited_ns": 2 * MS * NUM_STEPS},

@@ -168,6 +168,7 @@ def composed(
                 phase_time_ns=rank.phase_time_ns,
                 standing_ns=rank.standing_ns,
                 working_ns=rank.working_ns,
+                gathering_ns=rank.gathering_ns,
                 exchanged_ns=rank.exchanged_ns,
                 averaged_ns=rank.averaged_ns,
                 late_ns_per_step=late_ns[index],

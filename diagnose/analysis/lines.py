@@ -261,9 +261,10 @@ def standing_ns(
     """
 
     def stands(stack: Sequence[Frame], slot: int) -> bool:
-        return WAIT in idioms.of_line(*stack[0][:2]) and roles.phase(stack, slot) is Phase.OTHER
+        waits = slot >= FIRST_GAP and WAIT in idioms.of_line(*stack[0][:2])
+        return waits and roles.phase(stack, slot) is Phase.OTHER
 
-    return _between_ns(log, rows, warmup, stands)
+    return _spent_ns(log, rows, warmup, stands)
 
 
 def working_ns(
@@ -273,23 +274,34 @@ def working_ns(
     gets it. Arguments as of `standing_ns`."""
 
     def works(stack: Sequence[Frame], slot: int) -> bool:
-        return WAIT not in idioms.of_line(*stack[0][:2]) and roles.works_on_batch(stack, slot)
+        waits = slot < FIRST_GAP or WAIT in idioms.of_line(*stack[0][:2])
+        return not waits and roles.works_on_batch(stack, slot)
 
-    return _between_ns(log, rows, warmup, works)
+    return _spent_ns(log, rows, warmup, works)
 
 
-def _between_ns(
+def gathering_ns(log: RankLog, rows: npt.NDArray[np.int64], warmup: int, roles: Roles) -> float:
+    """Returns nanoseconds of the mean step in collectives that get what the loss or a batch is made of.
+    Arguments as of `standing_ns`."""
+
+    def gathers(stack: Sequence[Frame], slot: int) -> bool:
+        return slot == COMMUNICATION and roles.gathers_loss(stack)
+
+    return _spent_ns(log, rows, warmup, gathers)
+
+
+def _spent_ns(
     log: RankLog,
     rows: npt.NDArray[np.int64],
     warmup: int,
     wanted: Callable[[Sequence[Frame], int], bool],
 ) -> float:
-    """Returns nanoseconds of the mean step, between hooks, in stacks that are wanted."""
+    """Returns nanoseconds of the mean step in stacks, each of a slot, that are wanted."""
     sampled: dict[int, float] = defaultdict(float)
     found: dict[int, float] = defaultdict(float)
     for slot, (_, *stack), weight_ns in measured_samples(log, warmup):
         sampled[slot] += weight_ns
-        if slot >= FIRST_GAP and stack and wanted(stack, slot):
+        if stack and wanted(stack, slot):
             found[slot] += weight_ns
     mean_ns = rows[:, len(COUNTS) :].mean(axis=0) if len(rows) else np.zeros(rows.shape[1])
     return sum((float(mean_ns[slot]) * ns / sampled[slot] for slot, ns in found.items()), 0.0)

@@ -125,9 +125,12 @@ def among_all_ns(log: RankLog) -> float:
 
 def averaged_ns(log: RankLog) -> float | None:
     """Returns nanoseconds per step in which a rank's loop added up tensors over the ranks itself, between a
-    backward pass and the optimizer's step, or its gradients inside of one; otherwise as `exchanged_ns`."""
+    backward pass and the optimizer's step; where its gradients are added up inside of one, in these alone.
+    Otherwise as `exchanged_ns`."""
     inside = _averages_inside(log)
-    return _waited_ns(log, "averaging", inside["waited_ns"] if inside else 0)
+    if inside is None:
+        return _waited_ns(log, "averaging", 0)
+    return None if log.meta.get(BY_DEVICE) else inside["waited_ns"] / max(1, whole_steps(log))
 
 
 def _waited_ns(log: RankLog, name: str, besides_ns: int) -> float | None:

@@ -16,7 +16,7 @@ from diagnose.analysis.deep_window import Spoilt, without_steps
 from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.late_bins import waits_in_bins
-from diagnose.analysis.lines import standing_ns, working_ns
+from diagnose.analysis.lines import gathering_ns, standing_ns, working_ns
 from diagnose.analysis.meetings import waits_of
 from diagnose.analysis.program import among_all_ns, averaged_ns, ddp_of, exchanged_ns
 from diagnose.analysis.rank_clocks import kept
@@ -80,6 +80,7 @@ class RankSummary:
         waits_ns: What it waits in each bin, see `analysis.late_bins`.
         standing_ns: See `core.profile.RankProfile`.
         working_ns: Likewise.
+        gathering_ns: Likewise.
         exchanged_ns: Likewise.
         among_all_ns: Part of `exchanged_ns` that waits for all others together.
         averaged_ns: Likewise.
@@ -105,6 +106,7 @@ class RankSummary:
     waits_ns: tuple[float, ...] = ()
     standing_ns: float = 0.0
     working_ns: float = 0.0
+    gathering_ns: float = 0.0
     exchanged_ns: float | None = 0.0
     among_all_ns: float = 0.0
     averaged_ns: float | None = 0.0
@@ -152,6 +154,7 @@ def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple
         waits_ns=waits_in_bins(series, window.bin_width),
         standing_ns=standing_ns(log, rows, window.warmup, roles, script.idioms),
         working_ns=working_ns(log, rows, window.warmup, roles, script.idioms),
+        gathering_ns=gathering_ns(log, rows, window.warmup, roles),
         exchanged_ns=exchanged_ns(log),
         among_all_ns=among_all_ns(log),
         averaged_ns=averaged_ns(log),

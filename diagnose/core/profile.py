@@ -190,6 +190,8 @@ class RankProfile:
         standing_ns: Part of the phase `OTHER` in lines that only wait: sleep, or wait for a process.
         working_ns: Part of the phase `DATA_WAIT` in which the loop's own lines work on a batch that they
             have: by their names they neither read nor wait.
+        gathering_ns: Part of the phase `COMMUNICATION` in which the loop gets of the other ranks what the
+            loss or a batch is made of.
         exchanged_ns: Part of the phase `COMMUNICATION` that waits for one other rank, not for all, or that
             model and optimizers call themselves; `None` where that is not known.
         averaged_ns: Part of the phase `COMMUNICATION` in which the loop adds up tensors over the ranks,
@@ -206,6 +208,7 @@ class RankProfile:
     late_ns_per_step: float | None = None
     standing_ns: float = 0.0
     working_ns: float = 0.0
+    gathering_ns: float = 0.0
     exchanged_ns: float | None = 0.0
     averaged_ns: float | None = 0.0
     late_share: Mapping[Phase, float] = field(default_factory=dict)

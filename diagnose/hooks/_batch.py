@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
 
 MAX_DEPTH = 3
 """Nesting to look into: a dict in a tuple in a list is common, deeper is not."""
+
+PLAIN = {str, bytes, bool, int, float, type(None)}
+"""What holds nothing: most parts of samples without tensors."""
+
+MAX_PARTS = 32
+"""Where so many samples of a list hold no tensor, none of them does."""
 
 
 def batch_size(batch: Any, asked: int = 0) -> tuple[int, int]:
@@ -93,11 +102,12 @@ def first_tensor(batch: Any, depth: int = MAX_DEPTH) -> torch.Tensor | None:
     there."""
     if isinstance(batch, torch.Tensor):
         return batch
-    if not depth:
+    if not depth or type(batch) in PLAIN:
         return None
     if isinstance(batch, Mapping) and isinstance(ids := batch.get("input_ids"), torch.Tensor):
         return ids
-    for part in parts_of(batch):
+    parts = parts_of(batch)
+    for part in islice(parts, MAX_PARTS) if isinstance(batch, list) else parts:
         tensor = first_tensor(part, depth - 1)
         if tensor is not None:
             return tensor
@@ -110,4 +120,15 @@ def parts_of(batch: Any) -> Iterable[Any]:
         return batch
     if isinstance(batch, Mapping):
         return batch.values()
-    return [getattr(batch, name, None) for name in getattr(type(batch), "__dataclass_fields__", ())]
+    return _fields(batch) if hasattr(type(batch), "__dataclass_fields__") else ()
+
+
+def _fields(batch: Any) -> Iterator[Any]:
+    """Yields what an object of a dataclass holds in its fields; what it would compute if asked for one, as
+    properties do, is not asked for."""
+    held = getattr(batch, "__dict__", {})
+    for each in dataclasses.fields(batch):
+        if each.name in held:
+            yield held[each.name]
+        elif isinstance(getattr(type(batch), each.name, None), MemberDescriptorType):
+            yield getattr(batch, each.name, None)  # a slot

@@ -10,7 +10,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
-from diagnose.core.program import Program
+from diagnose.core.program import Calls, Program
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._meetings import holding, own_parts
@@ -18,7 +18,7 @@ from diagnose.rules._rank_examples import meeting, ranks_example
 from diagnose.rules._ranks import Late, latest
 from diagnose.rules._reductions import steady_wait_ns, waits_ns
 from diagnose.rules.base import Rule
-from diagnose.rules.frequent_evaluation import each_step_ns
+from diagnose.rules.frequent_evaluation import generating_ns, teaching_ns
 
 MIN_SHARE = 0.1
 """Ranks on a busy machine differ by less without anything being wrong."""
@@ -44,7 +44,7 @@ HOST = (Phase.COPY, Phase.FORWARD, Phase.OPTIMIZER, Phase.CHECKPOINT, Phase.OTHE
 OWN = (*HOST, Phase.BACKWARD, Phase.EVALUATION)
 OF_FIRST = (Phase.CHECKPOINT, Phase.EVALUATION)
 """What the first rank saves and evaluates for all is for `checkpoint-stall` and `frequent-evaluation`, but
-for what it computes without gradients in every step."""
+for what the training uses of it in every step."""
 
 SLOW = {Phase.FORWARD: 60.0, Phase.BACKWARD: 40.0}
 WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
@@ -90,6 +90,8 @@ READS_OR_FILTERS = {**MEETS_SLOW, Phase.DATA_WAIT: 40.0, Phase.BACKWARD: 30.0}
 FILTERS_ALONE = {Phase.DATA_WAIT: 40.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 40.0}
 TEACHES = {**MEETS_SLOW, Phase.EVALUATION: 40.0, Phase.BACKWARD: 30.0}
 FIRST_IN_BACKWARD = Program(meetings=meeting(10, 50, last=0, held_ms=40))
+TEACHER_OF_FIRST = replace(FIRST_IN_BACKWARD, calls=Calls(num_steps=5, untrained=1.0))
+TRAINED_OF_FIRST = replace(FIRST_IN_BACKWARD, calls=Calls(num_steps=5, untrained=0.0, free=0.0))
 TEACHES_EACH_STEP = Series(median_ns={phase: ms * 1e6 for phase, ms in TEACHES.items()})
 TEACHES_NOW_AND_THEN = Series(median_ns={**TEACHES_EACH_STEP.median_ns, Phase.EVALUATION: 0.0})
 IN_ALL = Program(gatherings=meeting(50, 10, last=1, held_ms=40))
@@ -130,7 +132,7 @@ class ComputeStraggler(Rule):
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=ON_A_BUSY_MACHINE),
         ranks_example(MEETS_WAITING, READS_AND_COMPUTES, program=LAST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, TEACHES, program=LAST_IN_BACKWARD),
-        ranks_example(TEACHES, MEETS_WAITING, program=FIRST_IN_BACKWARD, series=TEACHES_EACH_STEP),
+        ranks_example(TEACHES, MEETS_WAITING, program=TEACHER_OF_FIRST, series=TEACHES_EACH_STEP),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=NOT_IN_DDP),
         ranks_example(READS_OR_FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD, working_ms=39.0),
@@ -148,8 +150,9 @@ class ComputeStraggler(Rule):
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL_ALIKE),
         ranks_example(MEETS_WAITING, MEETS_WAITING, program=IN_ALL),
         ranks_example(SAVING, MEETS_WAITING, program=FIRST_IN_BACKWARD),
-        ranks_example(TEACHES, MEETS_WAITING, program=FIRST_IN_BACKWARD, series=TEACHES_NOW_AND_THEN),
-        ranks_example(TEACHES, TEACHES, program=FIRST_IN_BACKWARD, series=TEACHES_EACH_STEP),
+        ranks_example(TEACHES, MEETS_WAITING, program=TEACHER_OF_FIRST, series=TEACHES_NOW_AND_THEN),
+        ranks_example(TEACHES, MEETS_WAITING, program=TRAINED_OF_FIRST, series=TEACHES_EACH_STEP),
+        ranks_example(TEACHES, TEACHES, program=TEACHER_OF_FIRST, series=TEACHES_EACH_STEP),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -237,11 +240,11 @@ class ComputeStraggler(Rule):
 
 
 def _left_ns(profile: Profile, phase: Phase, longer_ns: float) -> float:
-    """Returns what of the first rank's lateness in a phase no other rule names: not what it evaluates now
-    and then, but what it computes without gradients in every step could not come less often."""
-    if phase not in OF_FIRST:
-        return longer_ns
-    return min(longer_ns, each_step_ns(profile) or 0.0) if phase is Phase.EVALUATION else 0.0
+    """Returns what of the first rank's lateness in a phase no other rule names: not what it evaluates, be
+    it in every step, but what a teacher or one that writes texts computes there for the training itself."""
+    if phase is Phase.EVALUATION:
+        return min(longer_ns, max(teaching_ns(profile), generating_ns(profile)))
+    return 0.0 if phase in OF_FIRST else longer_ns
 
 
 def _of_first(one: RankProfile, lost: dict[Phase, float]) -> dict[Phase, float]:

@@ -42,6 +42,8 @@ SENDS = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
 UNPICKLES = Program(meetings=meeting(1, 17, last=0, held_ms=16), collective_ns=19e6)
 WAITS_FOR_IT = replace(UNPICKLES, collective_ns=2e6)
 COMPUTES = {Phase.COMMUNICATION: 3.0, Phase.BACKWARD: 97.0}
+WAITS_IN_GATHER = {Phase.COMMUNICATION: 12.0, Phase.BACKWARD: 88.0}
+LATE_TO_GATHER = {Phase.COMMUNICATION: 5.0, Phase.BACKWARD: 95.0}
 GATHERED = at("dist.all_gather(others, z)", 0.19, phase=Phase.COMMUNICATION)
 NOW_AND_THEN = Series(median_ns={Phase.COMMUNICATION: 0.0, Phase.BACKWARD: 80e6})
 IN_EACH_FOURTH = Program(collective_ns=20e6, collective_share=0.25)
@@ -54,6 +56,16 @@ def averaging(times: float, averaged_ms: float, passes: float = 1.0, *, inside: 
     program = Program(averaging=Averaging(passes=passes, times=times, inside=inside))
     job = ranks_example(TURNS, TURNS, program=program)
     return replace(job, ranks=tuple(replace(each, averaged_ns=averaged_ms * 1e6) for each in job.ranks))
+
+
+def gathering(
+    *times_ms: dict[Phase, float], gathering_ms: tuple[float, float], collective_ns: float | None = None
+) -> Profile:
+    """Two ranks that gather for the loss in so much of the time that they spend in collectives."""
+    line = replace(GATHERED, for_loss=gathering_ms[0] / 100)
+    job = ranks_example(*times_ms, program=Program(collective_ns=collective_ns), where=(line,))
+    ranks = zip(job.ranks, gathering_ms, strict=True)
+    return replace(job, ranks=tuple(replace(each, gathering_ns=ms * 1e6) for each, ms in ranks))
 
 
 class FrequentCollectives(Rule):
@@ -86,7 +98,9 @@ class FrequentCollectives(Rule):
         averaging(1.0, 12.0),
         averaging(0.1, 19.0),
         averaging(2.0, 19.0),
-        ranks_example(TURNS, TURNS, where=(replace(GATHERED, for_loss=0.05),)),
+        gathering(TURNS, TURNS, gathering_ms=(5, 5)),
+        gathering(WAITS_IN_GATHER, LATE_TO_GATHER, gathering_ms=(8, 1)),
+        gathering(WAITS_IN_GATHER, LATE_TO_GATHER, gathering_ms=(8, 1), collective_ns=5e6),
         ranks_example(GATHERS, SENDS, program=UNPICKLES),
         ranks_example(TURNS, TURNS, program=IN_EACH_FOURTH, series=NOW_AND_THEN),
     )
@@ -100,7 +114,9 @@ class FrequentCollectives(Rule):
         averaging(1.0, 19.5),
         averaging(4.0, 19.5, passes=4.0),
         averaging(2.0, 19.5, inside=True),
-        ranks_example(TURNS, TURNS, where=(replace(GATHERED, for_loss=0.18),)),
+        gathering(TURNS, TURNS, gathering_ms=(18, 18)),
+        gathering(TURNS, TURNS, gathering_ms=(18, 18), collective_ns=10e6),
+        gathering(WAITS_IN_GATHER, LATE_TO_GATHER, gathering_ms=(11, 4), collective_ns=5e6),
         ranks_example(COMPUTES, SENDS, program=WAITS_FOR_IT),
         ranks_example(TURNS, TURNS, program=ONCE_AN_EPOCH, series=NOW_AND_THEN),
         ranks_example(TURNS, TURNS, program=SHARDED),
@@ -117,22 +133,18 @@ class FrequentCollectives(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        lost_ns = min(_among_all_ns(rank) for rank in profile.ranks)
-        program = profile.program
-        if program.collective_ns is not None:
-            told_apart_ns = min(rank.exchanged_ns or 0.0 for rank in profile.ranks)
-            lost_ns = min(lost_ns, program.collective_ns - told_apart_ns)
+        program, of_gradients_ns = profile.program, 0.0
         if program.fsdp is not None:
             gather_ns, scatter_ns = program.fsdp.gather_ns, program.fsdp.scatter_ns
             if profile.run.device != "cpu" or gather_ns is None or scatter_ns is None:
                 return None
-            lost_ns -= gather_ns + scatter_ns
+            of_gradients_ns += gather_ns + scatter_ns
         if profile.run.device != "cpu" and any(ddp.broadcasts_buffers for ddp in program.ddp):
             return None  # what launching that takes is not told from the script's
         averaging_ns = averaging_by_hand_ns(profile)
         if averaging_ns is None:
             return None
-        lost_ns -= averaging_ns + sum(line.for_loss for line in profile.where) * profile.step_time_ns
+        lost_ns = _own_ns(profile, of_gradients_ns + averaging_ns)
         usual_ns = profile.series.median_ns.get(Phase.COMMUNICATION)
         often = program.collective_share
         if usual_ns is not None and (often is None or often < MIN_OFTEN):
@@ -170,6 +182,27 @@ def _among_all_ns(rank: RankProfile) -> float:
     if rank.exchanged_ns is None:
         return 0.0
     return rank.phase_time_ns.get(Phase.COMMUNICATION, 0.0) - rank.exchanged_ns
+
+
+def _own_ns(profile: Profile, of_gradients_ns: float) -> float:
+    """Returns what every rank spends in what all take part in, but in what is for gradients or the loss.
+
+    Whoever comes late to a gather for the loss waits less in it than the others, so each rank's own counts.
+    """
+    among_all_ns = [_among_all_ns(rank) for rank in profile.ranks]
+    own_ns = [ns - rank.gathering_ns for ns, rank in zip(among_all_ns, profile.ranks, strict=True)]
+    lost_ns = min(own_ns) - of_gradients_ns
+    if profile.program.collective_ns is None:
+        return lost_ns
+    # Of each step's last rank; which part of that is for the loss, the ranks tell by their means.
+    told_apart_ns = min(rank.exchanged_ns or 0.0 for rank in profile.ranks)
+    least_ns = profile.program.collective_ns - told_apart_ns - of_gradients_ns
+    parts = [
+        max(0.0, own - of_gradients_ns) / (ns - of_gradients_ns)
+        for own, ns in zip(own_ns, among_all_ns, strict=True)
+        if ns > of_gradients_ns
+    ]
+    return min(lost_ns, least_ns * max(parts, default=1.0))
 
 
 def _alone_ns(profile: Profile) -> float:

@@ -192,7 +192,7 @@ def teaching_ns(profile: Profile) -> float:
     calls = profile.program.calls
     if calls is None or (calls.untrained or 0.0) + (calls.free or 0.0) < EACH_STEP:
         return 0.0
-    spent_ns = profile.phase_time_ns[Phase.EVALUATION]
+    spent_ns = profile.phase_time_ns.get(Phase.EVALUATION, 0.0)
     each_ns = each_step_ns(profile)
     return spent_ns if each_ns is None else min(spent_ns, each_ns)
 

@@ -22,12 +22,19 @@ READS = {
 GETS = {
     *READS,
     *("decoded", "decompress", "decompressed", "deserialize", "frombuffer", "fromstring", "genfromtxt"),
-    *("imdecode", "loadtxt", "parse", "parsed", "reader", "unpack", "unpacked", "unpickle"),
+    *("imdecode", "loadtxt", "unpickle"),
 }
 """Likewise, and of those that make a batch of the bytes or the text that a reader gave: in the loop it is
 the input that takes so long. What a dataset does is another matter: see `analysis.transforms`."""
 
-BATCHES = {"batch", "batches", "minibatch", "sample", "samples", *GETS}
+UNPACKS = {"parse", "parsed", "unpack", "unpacked"}
+"""Likewise, where that is all that a statement calls them for: `x, y = unpack(blob)`. What is made of the
+parts, `augment(*unpack(batch))`, is work, and so is what `parse_batch` makes of one."""
+
+WHOLE = {"batch", "batches", "minibatch", "sample", "samples"}
+"""Words for a batch."""
+
+BATCHES = {*WHOLE, *GETS, *UNPACKS}
 """Words of functions that give a batch."""
 
 CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
@@ -63,7 +70,8 @@ class BatchWork:
         if own[:2] not in self.lines:
             return False
         for file, line, function in inner:
-            if words(function.rpartition(".")[2]) & GETS or self._reads(file, line):
+            name = function.rpartition(".")[2]
+            if words(name) & GETS or _unpacks(name) or self._reads(file, line):
                 return False
         return True
 
@@ -71,7 +79,8 @@ class BatchWork:
         """Whether a line calls what reads files, or gets data otherwise: `tensor(Image.open(path))`."""
         if (file, line) not in self._reading:
             called = CALLED.findall(self._sources.line(file, line))
-            self._reading[file, line] = any(words(name) & GETS for name in called)
+            unpacks = any(map(_unpacks, called[:1]))
+            self._reading[file, line] = unpacks or any(words(name) & GETS for name in called)
         return self._reading[file, line]
 
 
@@ -88,6 +97,9 @@ def _working(part: Part, found: Found) -> list[ast.stmt]:
     got = [s for s in part.statements if id(s) in among and _gets(s)]
     works: list[ast.stmt] = []
     for statement in made:
+        outermost = getattr(statement, "value", None)
+        if isinstance(outermost, ast.Call) and _unpacks(callee(outermost)[0]):
+            continue
         if any(words(callee(call)[0]) & GETS for call in calls_of(statement)):
             continue
         worked_on = _worked_on(statement, part)
@@ -100,6 +112,11 @@ def _working(part: Part, found: Found) -> list[ast.stmt]:
         ):
             works.append(statement)
     return works
+
+
+def _unpacks(name: str) -> bool:
+    """Whether a function of such a name makes a batch of bytes that it is given, not of another batch."""
+    return bool(words(name) & UNPACKS) and not words(name) & WHOLE
 
 
 def _worked_on(statement: ast.stmt, part: Part) -> set[str]:
