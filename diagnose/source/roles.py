@@ -16,7 +16,7 @@ from diagnose.source.asides import called_aside, called_for
 from diagnose.source.batch_work import BatchWork
 from diagnose.source.dependencies import Dependencies, Found, Links, own_code
 from diagnose.source.effects import Effects, Function
-from diagnose.source.epochs import changes_of_data
+from diagnose.source.epochs import changes_of_data, epochs_in
 from diagnose.source.exchanges import Exchanges
 from diagnose.source.parts import Anchors, Part, parts_of
 from diagnose.source.reads_writes import writes
@@ -31,9 +31,6 @@ CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {
 
 AFTER_FORWARD = SLOT_OF["gap_after_forward"]
 AFTER_BACKWARD = SLOT_OF["gap_after_backward"]
-
-TURNS = {"next", "forward", "further"}
-"""Kinds of the calls of which a loop that trains has one in each turn."""
 
 OWN_TURNS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 """Functions that are a part of an expression. Since Python 3.12 only generators are functions."""
@@ -99,8 +96,9 @@ class Roles:
         self._scoring: set[str] = set()
         self._exchanges = Exchanges(effects)
         self._exchanges.read(samples, sources, by_file)
+        epochs = epochs_in(straight, through, effects)
         for part in parts:
-            self._read(part, links, straight, through, effects)
+            self._read(part, links, straight, through, effects, epochs)
 
     def phase(self, stack: Sequence[Frame], slot: int) -> Phase:
         """Returns the phase of a stack sampled between hooks.
@@ -278,6 +276,7 @@ class Roles:
         straight: Mapping[tuple[str, int], set[str]],
         through: Mapping[tuple[str, int], set[str]],
         effects: Effects,
+        epochs: set[str],
     ) -> None:
         """Takes in the statements of a function."""
         file = part.file
@@ -294,8 +293,7 @@ class Roles:
         if not (anchors.forward or anchors.further or anchors.backward or part.feeds):
             return
         found = Dependencies(part, links).found()
-        turns = through.keys() | {place for place, kinds in straight.items() if kinds & TURNS}
-        between = list(changes_of_data(part, found, turns))
+        between = list(changes_of_data(part, found, epochs))
         found.roles.update((line, Phase.DATA_WAIT) for s in between for line in header_lines(s))
         if self._only_scores(part, found):
             self._scoring.add(part.name)
