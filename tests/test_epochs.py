@@ -226,3 +226,113 @@ def test_what_is_only_reordered_later_holds_nothing_that_was_computed():
         inside=[("forward", "self.proj(users)", "loss = net.loss")],
     )
     assert script.phase("labels = look_up", "loss = net.loss", slot=AFTER_OPTIMIZER) is DATA
+
+
+STEP = """
+    class Bank:
+        def resample(self, seen):
+            self.rows = draw(seen)
+
+        def batch(self):
+            return self.rows[pick()]
+
+    def train_step(batch):
+        for micro in batch.split(4):
+            loss = model(micro)
+            loss.backward()
+        optimizer.step()
+
+    for step in range(1000):
+        x = sampler.batch()
+        train_step(x)
+        sampler.resample(errors())
+"""
+
+
+def test_a_step_that_calls_the_model_for_each_of_its_parts_is_no_epoch():
+    seen = [("forward", "= model(micro)", "train_step(x)"), ("backward", "loss.backward", "train_step(x)")]
+    script = Script(STEP, [("= model(micro)", "forward"), *PASSES], seen)
+    assert script.phase("sampler.resample", slot=AFTER_OPTIMIZER) is OTHER
+
+
+def test_a_function_that_has_each_step_done_by_another_trains_for_an_epoch():
+    text = """\
+    def train(corpus):
+        for i in range(99):
+            train_step(corpus[i])
+
+    for epoch in range(9):
+        corpus.resample(epoch)
+        train(corpus=corpus)
+"""
+    seen = ("forward", "= model(micro)", "train_step(corpus", "train(corpus=corpus)")
+    text = STEP.partition("    for step")[0].replace("batch(self)", "__getitem__(self, i)") + text
+    script = Script(text, [("= model(micro)", "forward"), *PASSES], [seen])
+    assert script.phase("corpus.resample", slot=AFTER_OPTIMIZER) is DATA
+
+
+NAMED = """
+    class Tiles(Dataset):
+        def refresh(self):
+            self._order()
+
+        def evaluate(self, results):
+            self.names = sorted(results)
+
+        def __getitem__(self, i):
+            return self.at(i), self.names[i]
+
+    class Drawn:
+        def _order(self):
+            self.rows = rng.permutation(self.rows)
+
+        def at(self, i):
+            return self.rows[i]
+
+    class Mosaics(Drawn, Tiles):
+        pass
+
+    class DataLogger:
+        def flush(self, path):
+            write(self.rows, path)
+            self.rows = []
+
+    class Book:
+        def reset(self):
+            self.total = 0
+
+        def at(self, i):
+            return self.total
+
+    for epoch in range(9):
+        data_logger.flush(path)
+        data_report.flush(path)
+        mosaic_set.refresh()
+        log_data.refresh()
+        gallery_set.refresh()
+        mosaic_set.evaluate(results)
+        data_book.reset()
+        for x, y in loader:
+            loss = model(x)
+            loss.backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "data_logger.flush",
+        "data_report.flush",
+        "log_data.refresh",
+        "gallery_set.refresh",
+        "mosaic_set.evaluate",
+        "data_book.reset",
+    ],
+)
+def test_what_is_called_data_and_is_none_makes_no_batches(line):
+    assert Script(NAMED, SITES).phase(line, slot=AFTER_OPTIMIZER) is OTHER
+
+
+def test_what_the_classes_say_that_data_are_made_of_counts_as_theirs():
+    assert Script(NAMED, SITES).phase("mosaic_set.refresh", slot=AFTER_OPTIMIZER) is DATA

@@ -64,3 +64,36 @@ def test_what_a_trainer_calls_back_is_not_its_batch():
         """
     script = Script(text, [("trainer.train()", kind) for kind in kinds])
     assert script.phase("note(trainer)", "trainer.train()", slot=AFTER_OPTIMIZER) is Phase.OTHER
+
+
+PENALTIES = Script(
+    """
+    def l2_penalty(net):
+        return sum(p.square().sum() for p in net.parameters())
+
+    def shrink(p):
+        return p.abs().sum()
+
+    for x, y in batches:
+        loss = 1e-4 * sum(shrink(p) for p in model.parameters()) + criterion(model(x), y)
+        loss.backward()
+        (l2_penalty(net) + criterion(net(x), y)).backward()
+        optimizer.step()
+    """,
+    [
+        *(("loss = ", "forward"), ("net(x)", "forward"), ("loss.backward", "backward")),
+        *(("net(x)", "backward"), ("optimizer.step", "optimizer")),
+    ],
+)
+
+
+def test_a_penalty_of_the_weights_in_a_models_line_is_no_batch():
+    loop = (FILE, PENALTIES.line("loss = "), "<genexpr>")
+    outer = PENALTIES.stack("loss = ")
+    for inner in ([], PENALTIES.stack("p.abs()")):
+        assert PENALTIES.roles.phase([*inner, loop, *outer], AFTER_OPTIMIZER) is Phase.FORWARD
+    penalty = PENALTIES.stack("p.square()")
+    turn = [(*penalty[0][:2], "l2_penalty.<locals>.<genexpr>")]
+    line = PENALTIES.stack("net(x)")
+    for inner in (penalty, turn + penalty):
+        assert PENALTIES.roles.phase([*inner, *line], AFTER_OPTIMIZER) is Phase.OTHER

@@ -44,6 +44,10 @@ MADE: dict[str, Any] = {
 }
 WINDOWS = replace(at("dataset = Windows(files)", 0.13, phase=Phase.DATA_WAIT), between=0.13)
 MIXED = at("mixed = overlay(images)", 0.13, phase=Phase.DATA_WAIT)
+EPOCHS_LINES = tuple(
+    at(text, share, phase=Phase.DATA_WAIT)
+    for text, share in (("rows = draw()", 0.04), ("rows.sort()", 0.03), ("shuffle(rows)", 0.03))
+)
 
 
 class EpochBoundaryStall(Rule):
@@ -109,6 +113,17 @@ class EpochBoundaryStall(Rule):
         ),
     )
     silent_on = (
+        # The largest of the lines may be what each step slices.
+        profile(
+            data_wait_ms=18,
+            input=InputStats(**{**MADE, "epoch_start_gap_ns": 10e6}),
+            where=(at("x = mixed[rows]", 0.075, phase=Phase.DATA_WAIT), *EPOCHS_LINES),
+        ),
+        profile(
+            data_wait_ms=40,
+            input=InputStats(**{**MADE, "epoch_start_gap_ns": 20.5e6}),
+            where=(at("x = make(step)", 0.2, phase=Phase.DATA_WAIT), replace(MIXED, share=0.2)),
+        ),
         fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "epoch_start_gap_ns": 0.0}, where=(WINDOWS,)),
         fed_by(
             data_wait_ms=15,

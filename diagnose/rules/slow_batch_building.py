@@ -45,6 +45,9 @@ HALF = 0.5
 """Of the time of the lines that make batches, without a loader; the rest may be what each step slices.
 Then the code that serves neither batch nor model has to be too little to explain it."""
 
+CLEARLY = 0.8
+"""Of the largest of these lines: if the rest takes less, that line passes at the beginning of epochs."""
+
 LEAST = 0.8
 """What slicing a finished tensor takes remains."""
 
@@ -97,6 +100,15 @@ class SlowBatchBuilding(Rule):
             where=(at("ids = [code[c] for c in text]", 0.19, "python-loop", phase=Phase.DATA_WAIT),),
         ),
         profile(data_wait_ms=30, where=(at("x = make(step)", 0.29, phase=Phase.DATA_WAIT),)),
+        profile(  # reads a shard each 50 steps, which takes as long as to make the batches of these
+            data_wait_ms=40,
+            input=InputStats(
+                epoch_starts=9, epoch_start_ns=0.0, epoch_start_gap_ns=20.5e6, steady_gap_ns=20e6
+            ),
+            where=tuple(
+                at(text, 0.2, phase=Phase.DATA_WAIT) for text in ("x = make(step)", "rows = load(shard)")
+            ),
+        ),
         fed_by(data_wait_ms=40, stats={"steady_wait_ns": 2e6, "epoch_start_ns": 0.0}, where=(TOKENIZED,)),
         fed_by(
             data_wait_ms=22,
@@ -301,7 +313,9 @@ def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
         least_ns = max(seen_ns - stats.steady_gap_ns, start_ns - others_ns)
         return max(0.0, min(start_ns, seen_ns, least_ns)), lines
     alike = start_ns >= AS_MUCH * seen_ns
-    alike = alike or (start_ns >= HALF * seen_ns and start_ns - others_ns >= AS_MUCH * start_ns)
+    largest_ns = max(line.share for line in lines) * profile.step_time_ns
+    if CLEARLY * largest_ns > seen_ns - start_ns:  # else it may be what each step slices
+        alike = alike or (start_ns >= HALF * seen_ns and start_ns - others_ns >= AS_MUCH * start_ns)
     return (min(seen_ns, start_ns), lines) if alike and start_ns <= seen_ns / AS_MUCH else (0.0, ())
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from diagnose.source.reads_writes import REORDERS, reads, writes
+from diagnose.source.reads_writes import REORDERS, closure, reads, writes
 from diagnose.source.simulators import simulators_of
 from diagnose.source.statements import (
     bound,
@@ -20,6 +20,9 @@ from diagnose.source.statements import (
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+Attributes = dict[str, set[str]]
+"""Attributes, `self.rows`, and the classes whose objects have them."""
 
 WEIGHTS = {"parameters", "named_parameters", "weight"}
 """Names in a statement that goes over a model's weights, or reads them."""
@@ -45,6 +48,9 @@ class Effects:
         self._computes: set[str] = set()
         self._made: set[str] = set()
         self._later: set[str] = set()
+        self._classes = _classes_of(trees.values())
+        self._read_by: dict[frozenset[str], Attributes] = {}
+        self._set_by: dict[str, Attributes] = {}
         calls: defaultdict[str, set[str]] = defaultdict(set)
         modules: set[str] = set()
         for file, tree in trees.items():
@@ -110,24 +116,61 @@ class Effects:
         """Whether objects are made with a module in this attribute, `self.net`."""
         return attribute in self._modules
 
-    def read_by(self, methods: Iterable[str]) -> set[str]:
+    def read_by(self, methods: frozenset[str]) -> Attributes:
         """Returns what methods of such names read of their object, `self.rows`, by themselves and by the
-        other methods of it that they call."""
-        found: set[str] = set()
-        known: set[str] = set()
-        pending = set(methods)
+        other methods of it that they call, and the classes that the object may be of."""
+        if methods not in self._read_by:
+            self._read_by[methods] = self._attributes(methods, reads)
+        return self._read_by[methods]
+
+    def set_by(self, method: str) -> Attributes:
+        """Returns what a method assigns or changes of its object; otherwise as `read_by`."""
+        if method not in self._set_by:
+            self._set_by[method] = self._attributes([method], writes)
+        return self._set_by[method]
+
+    def _attributes(self, methods: Iterable[str], told: Callable[[ast.stmt], set[str]]) -> Attributes:
+        found: Attributes = {}
+        known: set[int] = set()
+        pending: list[tuple[str, frozenset[str] | None]] = [(name, None) for name in methods]
         while pending:
-            known.add(name := pending.pop())
+            name, of = pending.pop()
             for _, function in self.functions.get(name, ()):
+                classes = self._classes.get(id(function), frozenset())
+                if id(function) in known or (of is not None and not of & classes):
+                    continue
+                known.add(id(function))
                 for statement in statements_of(function):
-                    found |= {each.partition("[")[0] for each in reads(statement)}
-                    pending |= {each for each, base in methods_called(statement) if base == "self"} - known
-        return {name for name in found if name.startswith("self.")}
+                    for each in told(statement):
+                        if each.startswith("self."):
+                            found.setdefault(each.partition("[")[0], set()).update(classes)
+                    pending += [(each, classes) for each, on in methods_called(statement) if on == "self"]
+        return found
 
     def may_be_computed(self, attribute: str) -> bool:
         """Whether an attribute, `self.scale`, may hold what was computed in training: not if objects get it
         when they are made, and never again."""
         return attribute in self._later or attribute not in self._made
+
+
+def _classes_of(trees: Iterable[ast.Module]) -> dict[int, frozenset[str]]:
+    """Returns, by the identity of each method, the names of the classes whose objects have it: its own, and
+    those that are made of this."""
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    made_of: defaultdict[str, set[str]] = defaultdict(set)
+    for node in nodes:
+        for base in node.bases:
+            made_of[ast.unparse(base).rpartition(".")[2]].add(node.name)
+
+    def more(held: set[str]) -> set[str]:
+        return set().union(*(made_of.get(name, ()) for name in held))
+
+    return {
+        id(each): frozenset(closure({node.name}, more))
+        for node in nodes
+        for each in node.body
+        if isinstance(each, Function)
+    }
 
 
 def rebased(attributes: Iterable[str], base: str) -> set[str]:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from diagnose.source.dependencies import Found
+from diagnose.source.effects import Effects
 from diagnose.source.parts import Part
-from diagnose.source.statements import Assignment, Loop, header_lines, statements_of, words_of
+from diagnose.source.reads_writes import writes
+from diagnose.source.rollouts import EVALUATES
+from diagnose.source.statements import (
+    Assignment,
+    Loop,
+    callee,
+    calls_of,
+    header_lines,
+    statements_of,
+    words_of,
+)
+
+STEPS = {"next", "optimizer"}
+"""Kinds of the calls that an epoch makes more than once, and a step does not."""
 
 ITEMS = {"__getitem__", "__getitems__", "__iter__", "__next__"}
 """Methods by which loaders and loops read data."""
@@ -18,11 +32,19 @@ DATA_WORDS = {
 }
 """Words in what data are called, and what draws them."""
 
-ASIDE_WORDS = {"val", "valid", "validation", "test", "eval", "evaluation", "dev", "holdout"}
+ASIDE_WORDS = {
+    *("val", "valid", "validation", "test", "eval", "evaluation", "dev", "holdout", "heldout", "held"),
+    *("ood", "unseen", "gallery", "probe", "calib"),
+}
 """Words in what data are called of which no training batch is made."""
 
+NO_DATA_WORDS = {
+    *("log", "logger", "stats", "meter", "writer", "grid", "plot", "bar", "timer", "query"),
+}
+"""Words in the names of what is no data, whatever else it is called, or not surely: `data_logger`."""
 
-def changes_of_data(part: Part, found: Found, turns: Collection[tuple[str, int]]) -> Iterator[ast.stmt]:
+
+def changes_of_data(part: Part, found: Found, epochs: Collection[str]) -> Iterator[ast.stmt]:
     """Yields the statements between epochs that set what batches are read from, and serve nothing else.
 
     That data are made batches of is known by what these are made of, or said by their name. Of what is set,
@@ -32,10 +54,10 @@ def changes_of_data(part: Part, found: Found, turns: Collection[tuple[str, int]]
     Args:
         part: The function.
         found: What else its statements are for.
-        turns: File and line of all that ask for a batch or call a model, straight or through functions.
+        epochs: Functions that train for an epoch; see `epochs_in`.
     """
     held = set().union(*(wanted for _, wanted in found.for_batch))
-    steps = _turning_with_steps(part, turns)
+    steps = _turning_with_steps(part, epochs)
     around = {id(loop) for each in (*part.asks, *part.calls) for loop in part.blocks.loops(each)}
     for statement in part.statements:
         loops = {id(loop) for loop in part.blocks.loops(statement)}
@@ -43,38 +65,73 @@ def changes_of_data(part: Part, found: Found, turns: Collection[tuple[str, int]]
             continue
         if id(statement) in part.hooked or statement.lineno in found.roles:
             continue
-        if any(_is_read(name, held, part) for name in part.writes[id(statement)]):
+        if words_of(callee(call)[0] for call in calls_of(statement)) & EVALUATES:
+            continue
+        if any(_is_read(name, held, part, statement) for name in part.writes[id(statement)]):
             yield statement
 
 
-def _turning_with_steps(part: Part, turns: Collection[tuple[str, int]]) -> set[int]:
+def _turning_with_steps(part: Part, epochs: Collection[str]) -> set[int]:
     """Returns the loops of which each turn is a step, not an epoch."""
-    steps = [*part.asks, *(call for call in part.calls if not _trains_an_epoch(call, part, turns))]
+    steps = [*part.asks, *(call for call in part.calls if not _trains_an_epoch(call, part, epochs))]
     return {id(loops[-1]) for each in steps if (loops := part.blocks.loops(each))}
 
 
-def _trains_an_epoch(call: ast.stmt, part: Part, turns: Collection[tuple[str, int]]) -> bool:
-    """Whether the function through which a statement calls a model loops over steps itself."""
-    leads = set().union(*(part.anchors.leads.get(line, ()) for line in header_lines(call)))
-    return any(
-        (file, line) in turns
+def _trains_an_epoch(call: ast.stmt, part: Part, epochs: Collection[str]) -> bool:
+    return any(lead in epochs for line in header_lines(call) for lead in part.anchors.leads.get(line, ()))
+
+
+def epochs_in(
+    straight: Mapping[tuple[str, int], set[str]],
+    through: Mapping[tuple[str, int], set[str]],
+    effects: Effects,
+) -> set[str]:
+    """Returns the functions through which models are called that loop over steps, not over parts of one.
+
+    Args:
+        straight: What kinds of calls were made from each file and line.
+        through: The functions through which a model is called, by file and line.
+        effects: What the functions of the script assign.
+    """
+    leads = set().union(*through.values())
+    steps = {place for place, kinds in straight.items() if kinds & STEPS}
+    while more := {
+        place
+        for place, called in through.items()
+        if place not in steps
+        and any(_holds(f, function, steps) for n in called for f, function in effects.functions.get(n, ()))
+    }:
+        steps |= more
+    return {
+        lead
         for lead in leads
-        for file, function in part.effects.functions.get(lead, ())
-        for loop in statements_of(function)
-        if isinstance(loop, Loop)
-        for line in range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)
+        for file, function in effects.functions.get(lead, ())
+        if any(isinstance(loop, Loop) and _holds(file, loop, steps) for loop in statements_of(function))
+    }
+
+
+def _holds(file: str, block: ast.stmt, places: Collection[tuple[str, int]]) -> bool:
+    return any(
+        (file, line) in places for line in range(block.lineno, (block.end_lineno or block.lineno) + 1)
     )
 
 
-def _is_read(name: str, held: Collection[str], part: Part) -> bool:
-    """Whether batches are made of what a name holds, `train_set.pairs`, through its object."""
+def _is_read(name: str, held: Collection[str], part: Part, statement: ast.stmt) -> bool:
+    """Whether batches are made of what a name holds, `train_set.pairs`, through its object.
+
+    What the statement has a method of the object set has to be read by a method of the same class.
+    """
     names = name.partition("[")[0].split(".")
+    called = {callee(call) for call in calls_of(statement)} if name not in writes(statement) else ()
     for place in range(1, len(names)):
         of, attribute = ".".join(names[:place]), ".".join(["self", *names[place:]])
-        is_named = bool(words_of(names[place - 1 : place]) & DATA_WORDS)
+        its = words_of(names[place - 1 : place])
+        is_named = bool(its & DATA_WORDS) and not its & NO_DATA_WORDS
         if of == "self" or words_of(names[:place]) & ASIDE_WORDS or not (is_named or of in held):
             continue
         methods = {each.rpartition(".")[2] for each in held if each.rpartition(".")[0] == of}
-        if attribute in part.effects.read_by(ITEMS | methods if is_named else ITEMS):
+        classes = part.effects.read_by(frozenset(ITEMS | methods if is_named else ITEMS)).get(attribute)
+        setting = [part.effects.set_by(method).get(attribute) for method, base in called if base == of]
+        if classes is not None and not any(by is not None and not by & classes for by in setting):
             return True
     return False

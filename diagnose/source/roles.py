@@ -16,9 +16,9 @@ from diagnose.source.asides import called_aside, called_for
 from diagnose.source.batch_work import BatchWork
 from diagnose.source.dependencies import Dependencies, Found, Links, own_code
 from diagnose.source.effects import Effects, Function
-from diagnose.source.epochs import changes_of_data
+from diagnose.source.epochs import changes_of_data, epochs_in
 from diagnose.source.exchanges import Exchanges
-from diagnose.source.parts import Anchors, Part, parts_of
+from diagnose.source.parts import Anchors, Part, of_weights, parts_of
 from diagnose.source.reads_writes import writes
 from diagnose.source.returned import first_items, items_of
 from diagnose.source.scores import Scores, links_of
@@ -31,9 +31,6 @@ CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {
 
 AFTER_FORWARD = SLOT_OF["gap_after_forward"]
 AFTER_BACKWARD = SLOT_OF["gap_after_backward"]
-
-TURNS = {"next", "forward", "further"}
-"""Kinds of the calls of which a loop that trains has one in each turn."""
 
 OWN_TURNS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 """Functions that are a part of an expression. Since Python 3.12 only generators are functions."""
@@ -64,6 +61,7 @@ class Roles:
         self._roles: dict[tuple[str, int], Phase] = {}
         self._anchored: set[tuple[str, int]] = set()
         self._kinds: dict[tuple[str, int], set[str]] = {}
+        self._of_weights: set[tuple[str, int]] = set()
         self._aside: dict[tuple[str, int], dict[str, Phase]] = {}
         self._given: dict[tuple[str, int], set[str]] = {}
         self._results: dict[tuple[str, int], tuple[set[str], set[str], Mapping[str, set[str]]]] = {}
@@ -102,8 +100,9 @@ class Roles:
         self._scoring: set[str] = set()
         self._exchanges = Exchanges(effects)
         self._exchanges.read(samples, sources, by_file)
+        epochs = epochs_in(straight, through, effects)
         for part in parts:
-            self._read(part, links, straight, through, effects)
+            self._read(part, links, straight, through, effects, epochs)
 
     def phase(self, stack: Sequence[Frame], slot: int) -> Phase:
         """Returns the phase of a stack sampled between hooks.
@@ -115,7 +114,7 @@ class Roles:
             stack: File, line and function of each user frame, innermost first.
             slot: The gap in which it was sampled.
         """
-        for depth, (file, line, function) in enumerate(stack):
+        for depth, (file, line, _) in enumerate(stack):
             kinds = self._kinds.get((file, line))
             if kinds is not None:
                 if depth and slot == AFTER_FORWARD:
@@ -123,10 +122,7 @@ class Roles:
                     aside = self._aside.get((file, line), {}).get(called)
                     if aside is not None:
                         return aside
-                turns = (
-                    function.rpartition(".")[2] in OWN_TURNS and (file, line, function) not in self._calling
-                )
-                return _beside(kinds, slot, within=depth > 0 or turns)
+                return _beside(kinds, slot, within=self._within(stack, depth, kinds))
             if (file, line) in self._anchored:
                 called = stack[depth - 1][2].rpartition(".")[2] if depth else ""
                 given = called in self._given.get((file, line), ())
@@ -137,6 +133,17 @@ class Roles:
                 role = self._roles.get((file, line), Phase.OTHER) if serves else Phase.OTHER
                 return Phase.DATA_WAIT if given else role
         return Phase.OTHER
+
+    def _within(self, stack: Sequence[Frame], depth: int, kinds: set[str]) -> bool:
+        """Whether what a statement that calls a model does beside, in a function or a loop within its
+        expression, may be the batch: `model(get_batch())`, not a penalty of the weights."""
+        turns = stack[depth][2].rpartition(".")[2] in OWN_TURNS
+        if turns and stack[depth][:2] in self._of_weights:
+            return False
+        if not depth:
+            return turns and stack[0] not in self._calling
+        called = stack[depth - 1][2].rpartition(".")[2]
+        return "backward" not in kinds or not self._effects.computes(called)
 
     def works_on_batch(self, stack: Sequence[Frame], slot: int) -> bool:
         """Whether a stack computes something of a batch that the loop already has: in a statement of the
@@ -281,6 +288,7 @@ class Roles:
         straight: Mapping[tuple[str, int], set[str]],
         through: Mapping[tuple[str, int], set[str]],
         effects: Effects,
+        epochs: set[str],
     ) -> None:
         """Takes in the statements of a function."""
         file = part.file
@@ -289,6 +297,8 @@ class Roles:
             kinds = one_call(set().union(*(straight.get((file, line), ()) for line in lines)))
             if kinds:
                 self._kinds.update(((file, line), kinds) for line in lines)
+                if of_weights(statement):
+                    self._of_weights.update((file, line) for line in lines)
             leads = set().union(*(through.get((file, line), ()) for line in lines))
             if leads:
                 given = called_for(statement, leads)
@@ -297,8 +307,7 @@ class Roles:
         if not (anchors.forward or anchors.further or anchors.backward or part.feeds):
             return
         found = Dependencies(part, links).found()
-        turns = through.keys() | {place for place, kinds in straight.items() if kinds & TURNS}
-        between = list(changes_of_data(part, found, turns))
+        between = list(changes_of_data(part, found, epochs))
         found.roles.update((line, Phase.DATA_WAIT) for s in between for line in header_lines(s))
         if self._only_scores(part, found):
             self._scoring.add(part.name)
