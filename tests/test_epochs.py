@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnose.core.phases import Phase
+from diagnose.rules.epoch_boundary_stall import EpochBoundaryStall
 from tests.sampled_script import AFTER_OPTIMIZER, PASSES, Script
 
 DATA, OTHER = Phase.DATA_WAIT, Phase.OTHER
@@ -336,3 +337,49 @@ def test_what_is_called_data_and_is_none_makes_no_batches(line):
 
 def test_what_the_classes_say_that_data_are_made_of_counts_as_theirs():
     assert Script(NAMED, SITES).phase("mosaic_set.refresh", slot=AFTER_OPTIMIZER) is DATA
+
+
+SHUFFLES = Script(
+    """
+    for epoch in range(9):
+        corpus.shuffle(epoch)
+        players.shuffle(rng)
+        names.shuffle(epoch)
+        self.rng.shuffle(order)
+        torch.linalg.inv(table, out=inverse)
+        order.take(best, out=first)
+        save_samples(fake, out=folder)
+        for i in range(99):
+            x = encode(corpus[i], order, inverse, first)
+            loss = model(x)
+            beta = min(1, epoch / 10)
+            loss = loss + beta * kept(folder, rng)
+            loss.backward()
+            optimizer.step()
+    """,
+    [("= model(", "forward"), *PASSES],
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("corpus.shuffle(epoch)", DATA),
+        ("self.rng.shuffle(order)", DATA),
+        ("torch.linalg.inv", DATA),
+        ("order.take", DATA),
+        ("players.shuffle(rng)", OTHER),
+        ("names.shuffle(epoch)", OTHER),
+        ("out=folder", OTHER),
+    ],
+)
+def test_what_is_shuffled_by_its_own_method_is_not_what_the_method_is_given(line, phase):
+    assert SHUFFLES.phase(line, slot=AFTER_OPTIMIZER) is phase
+
+
+def test_without_a_loader_nobody_knows_that_steps_which_take_longer_begin_epochs():
+    for example in EpochBoundaryStall.fires_on:
+        finding = EpochBoundaryStall().check(example)
+        assert finding is not None
+        told = f"{finding.summary} {finding.fix} {finding.evidence[0]}"
+        assert ("epoch" in told) is bool(example.program.loaders), told
