@@ -50,8 +50,8 @@ def in_pairs(place: Place, nodes: list[ast.AST]) -> bool:
 
 def clips_one(call: ast.Call, place: Place) -> bool:
     """Whether torch is asked to clip the gradient of one weight after the other: `clip_grad_norm_(p, 1.0)`
-    in a loop over the weights, not over lists of them; or `clip_grad_norm_([p], 1.0)`. Where a name may hold
-    such lists, `p` is one weight if its gradient is asked for."""
+    in a loop over the weights, not over lists of them; or `clip_grad_norm_([p], 1.0)`. Where a name may
+    hold such lists, `p` is one weight if its gradient is asked for."""
     named = [keyword.value for keyword in call.keywords if keyword.arg == "parameters"]
     given = next(iter((*call.args, *named)), None)
     alone = isinstance(given, (ast.List, ast.Tuple)) and len(given.elts) == 1
