@@ -149,6 +149,7 @@ from tests.marked import of_marked
             for line, idiom in (
                 ("u = v.clamp_min(e).rsqrt().to(p.dtype)", UPDATE),
                 ("u = math.sqrt(1 - b ** step)", UPDATE),
+                ("u = torch.where(v > 0, v.rsqrt(), torch.ones_like(v))", UPDATE),
                 ("u = orthogonalize(v)", PYTHON_LOOP),
                 ("u = torch.inverse(v)", PYTHON_LOOP),
                 ("server.push(n, compress(p.grad))", PYTHON_LOOP),

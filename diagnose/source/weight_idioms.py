@@ -31,7 +31,7 @@ NORMS = {"norm", "vector_norm"}
 SUMS = {*NORMS, "clamp_", "clip_", "sum"}
 SQUARES = {"pow", "square"}
 """Of these alone nothing is measured where a statement keeps moments by them, as an Adam does."""
-BESIDE = NUMBERS | MARKS | {"clone", "to", "view", "zeros_like", "setdefault", "get"}
+BESIDE = NUMBERS | MARKS | {"clone", "to", "view", "zeros_like", "ones_like", "setdefault", "get"}
 """What an update by hand calls besides elementwise operations."""
 CLAMPS = {"clamp", "clip", "clamp_", "clip_"}
 SCALED = {*CLAMPS, *SCALES, "mul", "div"}
