@@ -114,7 +114,23 @@ from tests.marked import of_marked
         ("for p in model.parameters():\n    a.sub_(r * (a - p))  # here", EMA),
         ("for p in model.parameters():\n    total += (p - a).abs().max()  # here", PYTHON_LOOP),
         ("for p in model.parameters():\n    v[p].mul_(b).add_(p.grad.pow(2), alpha=r)  # here", UPDATE),
-        ("for p in model.parameters():\n    g = p.grad\n    a[p].add_(g.square())  # here", UPDATE),
+        (
+            "for p in model.parameters():\n    g = p.grad\n    a[p].add_(g.square())  # here\n"
+            "    p.addcdiv_(g, a[p].sqrt(), value=-lr)",
+            UPDATE,
+        ),
+        (
+            "for p, g in zip(params, grads):\n    a[p] += g.square()  # here\n"
+            "    p.data = p.data - lr * g / a[p].sqrt()",
+            UPDATE,
+        ),
+        (
+            "for p in model.parameters():\n    a[p] = a[p] + p.grad.pow(2)  # here\n    p -= p.grad / a[p]",
+            UPDATE,
+        ),
+        ("for n, p in net.named_parameters():\n    fisher[n] += p.grad.pow(2)  # here", CLIP),
+        ("for n, p in net.named_parameters():\n    fisher[n].add_(p.grad.square())  # here", CLIP),
+        ("for n, p in net.named_parameters():\n    rms[n] = p.grad.pow(2).mean() ** 0.5  # here", CLIP),
         ("for p in model.parameters():\n    sq = p.grad.pow(2)  # here", CLIP),
         ("for p in model.parameters():\n    norms[p] += p.grad.pow(2).sum()  # here", CLIP),
         (
@@ -124,6 +140,20 @@ from tests.marked import of_marked
         (
             "for p, v in zip(params, vs):\n    u = v @ v.T  # here\n    p.addcdiv_(p.grad, u)",
             PYTHON_LOOP,
+        ),
+        *(
+            (
+                f"for p, v in zip(params, vs):\n    {line}  # here\n    p.data.add_(u * p.grad, alpha=-lr)",
+                idiom,
+            )
+            for line, idiom in (
+                ("u = v.clamp_min(e).rsqrt().to(p.dtype)", UPDATE),
+                ("u = math.sqrt(1 - b ** step)", UPDATE),
+                ("u = torch.where(v > 0, v.rsqrt(), torch.ones_like(v))", UPDATE),
+                ("u = orthogonalize(v)", PYTHON_LOOP),
+                ("u = torch.inverse(v)", PYTHON_LOOP),
+                ("server.push(n, compress(p.grad))", PYTHON_LOOP),
+            )
         ),
         (
             "for x, v in zip(rows, vs):\n    den = v.sqrt().add_(e)  # here\n    x.addcdiv_(x.grad, den)",

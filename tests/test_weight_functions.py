@@ -127,6 +127,33 @@ def test_what_does_something_else_or_is_given_something_else_is_none_of_these(te
     assert of_marked(text, "helper") == ()
 
 
+SHARED = """
+def mix(a, b, t):
+    return a * (1 - t) + b * t
+
+def energy(g):
+    return (g * g).sum()
+
+def follow(slow, net, t):
+    for p, q in zip(slow.parameters(), net.parameters()):
+        p.data.copy_(mix(p.data, q.data, t))
+
+def length(net):
+    return sum(energy(p.grad) for p in net.parameters())
+"""
+
+
+@pytest.mark.parametrize(("function", "idiom"), [("mix", EMA), ("energy", CLIP)])
+def test_what_another_file_gives_to_such_a_function_is_not_of_weights_alone(function: str, idiom: str):
+    train, shared = "/train.py", "/shared.py"
+    idioms = Idioms(Places(Sources({train: f"x = {function}(x, y, 0.5)\n", shared: SHARED})))
+    rows = SHARED.splitlines()
+    line = 2 + rows.index(next(row for row in rows if row.startswith(f"def {function}(")))
+    inside = (shared, line, function)
+    assert idioms.of([inside, (shared, 10, "follow"), (train, 1, "<module>")]) == (idiom,)
+    assert idioms.of([inside, (train, 1, "<module>")]) == ()
+
+
 def test_what_a_model_makes_of_its_weights_in_a_function_is_no_average():
     line = 1 + next(i for i, row in enumerate(MIXES.splitlines()) if row.endswith("# here"))
     idioms = Idioms(Places(Sources({FILE: MIXES})))
@@ -200,6 +227,33 @@ def test_a_list_of_one_weight_is_clipped_by_itself(call: str, idioms: tuple[str,
 def test_lists_of_weights_are_clipped_at_once():
     over = "for net in nets:\n    clip_grad_norm_(net.parameters(), 1.0)  # here"
     assert CLIP not in of_marked(over)
+
+
+UPDATES = """
+param_lists = [list(actor.parameters()), list(critic.parameters())]
+
+def update(opt, loss, params):
+    opt.zero_grad(){skips}
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_({given}, 1.0)  # here
+    opt.step()
+
+for opt, loss, params in zip(opts, losses, param_lists):
+    update(opt, loss, params)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "skips", "clips"),
+    [
+        ("params", "", False),
+        ("[params]", "", True),
+        ("params", "\n    if params.grad is None: return", True),
+    ],
+)
+def test_a_function_that_is_given_a_list_of_weights_clips_them_at_once(given: str, skips: str, clips: bool):
+    text = UPDATES.format(given=given, skips=skips)
+    assert (CLIP in of_marked(text, "update")) is clips
 
 
 AVERAGED = """

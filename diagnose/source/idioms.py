@@ -16,6 +16,7 @@ from diagnose.source.places import Places
 from diagnose.source.purposes import (
     ATTENTION,
     CHAIN,
+    CLIP,
     EMA,
     ENVIRONMENT,
     HOOK,
@@ -26,6 +27,7 @@ from diagnose.source.purposes import (
     SCHEDULE,
     SLICES,
     SYNC,
+    UPDATE,
     WAIT,
     WHOLE,
 )
@@ -79,6 +81,9 @@ OF_A_CALL = {PYTHON_LOOP, SLICES, CHAIN, ATTENTION}
 
 LOOPS = {PYTHON_LOOP, SLICES, CHAIN}
 """Ways in which a line works, whatever for."""
+
+OF_TURNS = {CLIP, EMA, UPDATE}
+"""What a function does to the weight that loops give it."""
 
 METRIC_PACKAGES = re.compile(r"^(torchmetrics|torcheval|sklearn/metrics|evaluate|ignite/metrics)\b")
 
@@ -146,6 +151,8 @@ class Idioms:
         stepping = phase is Phase.OPTIMIZER and "step" in inside
         within = Within(phase in MODEL, phase is Phase.FORWARD, "forward" in inside, waits, stepping)
         found = [] if is_training(via) else list(self.of_line(*stack[0][:2], within))
+        if self._is_given_by_another_file(stack):
+            found = [idiom for idiom in found if idiom not in OF_TURNS]
         if called:
             found = [idiom for idiom in found if idiom in OF_A_CALL]
         is_metrics = METRIC_PACKAGES.match(via) and not (within.loss and self._makes_loss(*stack[0][:2]))
@@ -211,6 +218,12 @@ class Idioms:
                 self._operations[place.function] = operations_by_statement(place.function)
             count += self._operations[place.function].get(id(place.statement), 0)
         return count
+
+    def _is_given_by_another_file(self, stack: Sequence[Frame]) -> bool:
+        """Whether a function that the loops of its file give one weight after the other was called from
+        another file, which may give it anything."""
+        files = [file for file, _, _ in stack[:2]]
+        return len(set(files)) == 2 and any(place.turned for place in self._places.at(*stack[0][:2]))
 
     def _is_turn(self, stack: Sequence[Frame], within: Within) -> bool:
         """Whether a function that an optimizer's step calls does one turn of a loop over tensors there."""

@@ -18,6 +18,7 @@ from diagnose.source.simulators import simulators_of
 from diagnose.source.sources import Sources
 from diagnose.source.statements import (
     Function,
+    Loop,
     Place,
     Scope,
     by_line,
@@ -107,6 +108,7 @@ def _places(tree: ast.Module, functions: Mapping[str, list[Function]]) -> dict[i
     simulators = simulators_of(tree)
     setting = rate_setters(functions)
     opened, queries = opened_in(tree), queries_of(tree)
+    turns: dict[tuple[str, Loop, Function | None], bool] = {}
 
     @cache
     def flows(function: Function | None) -> _Flows:
@@ -137,6 +139,7 @@ def _places(tree: ast.Module, functions: Mapping[str, list[Function]]) -> dict[i
             waited_for=waits,
             simulators=simulators,
             queries=queries,
+            turns=turns,
         )
 
     found = {line: [known(place) for place in places] for line, places in by_line(tree).items()}

@@ -40,6 +40,7 @@ class Place:
         queries: Names of the file that hold a text which writes to a database.
         imported: Names of the file that hold no tensors and give none: of packages, and `self.rng`.
         simulators: Functions of the file that may say what an environment answers.
+        turns: Whether a turn of a loop of the file, in a function, has an idiom; filled as that is asked.
     """
 
     statement: ast.stmt
@@ -63,6 +64,7 @@ class Place:
     waited_for: frozenset[str] = frozenset()
     simulators: frozenset[str] = frozenset()
     queries: frozenset[str] = frozenset()
+    turns: dict[tuple[str, Loop, Function | None], bool] = field(default_factory=dict)
 
 
 def by_line(tree: ast.Module) -> dict[int, list[Place]]:

@@ -80,7 +80,7 @@ def _count(statement: ast.stmt, held: set[str]) -> int:
         return 0
     operators = [node for node in nodes if isinstance(node, ast.BinOp) and _holds(node, held)]
     added = isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) in held
-    return sum(map(_is_elementwise, nodes)) + len(operators) + added
+    return sum(map(is_elementwise, nodes)) + len(operators) + added
 
 
 def is_product(node: ast.AST) -> bool:
@@ -99,7 +99,7 @@ def _told(nodes: Iterable[ast.AST]) -> Iterator[str]:
         if isinstance(node, ast.Attribute) and node.attr == "grad":
             yield ast.unparse(node)
             yield ast.unparse(node.value)
-        if not _is_elementwise(node):
+        if not is_elementwise(node):
             continue
         assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         of_torch = ast.unparse(node.func.value) == "torch"
@@ -108,7 +108,8 @@ def _told(nodes: Iterable[ast.AST]) -> Iterator[str]:
                 yield ast.unparse(value)
 
 
-def _is_elementwise(node: ast.AST) -> bool:
+def is_elementwise(node: ast.AST) -> bool:
+    """Whether it calls one of torch's operations that go through all of a tensor."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     name, base = callee(node)

@@ -22,17 +22,17 @@ from diagnose.source.statements import (
     words,
     words_of,
 )
-from diagnose.source.tensor_operations import is_product, takes_lists
-from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, sources, turns
+from diagnose.source.tensor_operations import MARKS, NUMBERS, is_elementwise, is_product, takes_lists
+from diagnose.source.weight_loops import changed, data_of, in_pairs, sources, turns
+from diagnose.source.weight_updates import SCALES, aliases, is_gradient, keeps_moment, updates
 from diagnose.source.weight_words import ASKED, GRADIENTS, HOOKS, KEEPS, OVER_WEIGHTS
-from diagnose.source.weights import turns_of
 
-CHANGES = (WRITES - {"copy_"}) | {"addcdiv_", "addcmul_"}
 NORMS = {"norm", "vector_norm"}
 SUMS = {*NORMS, "clamp_", "clip_", "sum"}
 SQUARES = {"pow", "square"}
-"""Of these alone nothing is measured where a statement updates something by them, as an Adam does."""
-SCALES = {"mul_", "div_"}
+"""Of these alone nothing is measured where a statement keeps moments by them, as an Adam does."""
+BESIDE = NUMBERS | MARKS | {"clone", "to", "view", "zeros_like", "ones_like", "setdefault", "get"}
+"""What an update by hand calls besides elementwise operations."""
 CLAMPS = {"clamp", "clip", "clamp_", "clip_"}
 SCALED = {*CLAMPS, *SCALES, "mul", "div"}
 CLIPPING_WORDS = {"clip", "clipped", "coef", "coefficient", "norm", "max", "scale"}
@@ -51,10 +51,11 @@ def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     if place.turned and not place.hooked and not iterated:
         yield from _of_turn(place, nodes)
         return
-    helped = {idiom for name in map(helper_of, nodes) for idiom in place.helpers.get(name, ())}
-    if helped:
-        yield from helped
-        return
+    if place.helpers:
+        helped = {idiom for name in map(helper_of, nodes) for idiom in place.helpers.get(name, ())}
+        if helped:
+            yield from helped
+            return
     if _makes_anew(place):
         yield UPDATE
         return
@@ -66,8 +67,8 @@ def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
         if iterated and used & (ASKED | place.weights) and blends_in(place.statement, nodes):
             yield EMA
         return
-    if not gradients and not (used | gone_over) & GRADIENTS and not used & (HOOKS | _aliases(place)):
-        beside = _updates(place, nodes) and _beside_gradients(place, nodes)
+    if not gradients and not (used | gone_over) & GRADIENTS and not used & (HOOKS | aliases(place)):
+        beside = updates(place, nodes) and _beside_gradients(place, nodes)
         if averages(place, nodes, gone_over, pairs=not beside):
             yield EMA
         elif beside:
@@ -75,13 +76,12 @@ def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
         return
     told = words_of(used)
     scales = used & SCALES and told & CLIPPING_WORDS and not told & AVERAGING_WORDS
-    measures = bool(
-        used & SUMS or (used & SQUARES and not _updates(place, nodes)) or scales or _clips(place)
-    )
     makes_average = blends_in(place.statement, nodes)  # of squares: it is an optimizer's
+    squares = used & SQUARES and not makes_average and not keeps_moment(place, nodes)
+    measures = bool(used & SUMS or squares or scales or _clips(place))
     if measures and not makes_average and not _projects(place):
         yield CLIP
-    elif _updates(place, nodes) and (not measures or gone_over & (OVER_WEIGHTS - GRADIENTS)):
+    elif updates(place, nodes) and (not measures or gone_over & (OVER_WEIGHTS - GRADIENTS)):
         yield UPDATE
 
 
@@ -117,11 +117,11 @@ def _of_turn(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     if not gradients and not used & GRADIENTS:
         if (len(given) > 1 and blends_in(place.statement, nodes)) or scales_and_adds(place):
             yield EMA
-        elif place.turned & place.gradients and _updates(place, nodes):
+        elif place.turned & place.gradients and updates(place, nodes):
             yield UPDATE
     elif len(gradients) < 2 and not _changes_given(place) and (_sums_squares(nodes) or _limits(place)):
         yield CLIP
-    elif _updates(place, nodes):
+    elif updates(place, nodes):
         yield UPDATE
 
 
@@ -155,7 +155,7 @@ def _limits(place: Place) -> bool:
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CLAMPS:
         of_torch = callee(value)[1] == "torch"
         operands = value.args[:1] if of_torch else [value.func.value]
-        return any(_is_gradient(each, place) for each in operands)
+        return any(is_gradient(each, place) for each in operands)
     return any(names(ast.walk(factor)) & place.norms for factor in _new_gradients(place))
 
 
@@ -222,9 +222,15 @@ def serves_average(place: Place) -> bool:
 
 def serves_update(place: Place, nodes: list[ast.AST]) -> bool:
     """Whether a statement helps a loop over weights that updates them, as the denominator of an Adam does:
-    `den = v.sqrt().add_(eps)`. Products of matrices are not what calls for all tensors save."""
+    `den = v.sqrt().add_(eps)`. Only elementwise work is what calls for all tensors save: no products of
+    matrices, and nothing that cannot be looked into."""
     loop = place.loops[0] if place.loops else None
     if not isinstance(loop, ast.For) or any(map(is_product, nodes)):
+        return False
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    if not all(
+        is_elementwise(call) or callee(call)[0] in BESIDE or callee(call)[1] == "math" for call in calls
+    ):
         return False
     over = names(ast.walk(loop.iter)) & (OVER_WEIGHTS | place.weights | place.gradients)
     groups = any(
@@ -235,15 +241,24 @@ def serves_update(place: Place, nodes: list[ast.AST]) -> bool:
 
 def _turn_does(idiom: str, place: Place, loops: tuple[Loop, ...]) -> bool:
     """Whether a turn of the first loop, if that trains nothing, averages or updates weights, in a statement
-    of its own or under a condition."""
-    pending = list(loops[0].body) if is_side_loop(loops[0]) else []
-    while pending:
-        inner = pending.pop()
+    of its own or under a condition. Each statement of a turn asks this: it is looked for once."""
+    asked = (idiom, loops[0], place.function)
+    if asked not in place.turns:
+        statements = _statements(loops[0].body) if is_side_loop(loops[0]) else ()
+        place.turns[asked] = any(
+            idiom in of_weights(replace(place, statement=inner, loops=loops), nodes_of(inner))
+            for inner in statements
+        )
+    return place.turns[asked]
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields the statements of a turn, and those under a condition."""
+    for inner in body:
         if isinstance(inner, (ast.If, ast.With)):
-            pending += [*inner.body, *(inner.orelse if isinstance(inner, ast.If) else [])]
-        elif idiom in of_weights(replace(place, statement=inner, loops=loops), nodes_of(inner)):
-            return True
-    return False
+            yield from _statements([*inner.body, *(inner.orelse if isinstance(inner, ast.If) else [])])
+        else:
+            yield inner
 
 
 def of_lists(call: ast.Call, place: Place) -> Iterator[str]:
@@ -273,17 +288,6 @@ def _by_norms(used: set[str], place: Place) -> bool:
     return bool(used & place.norms or told & CLIPPING_WORDS) and not told & AVERAGING_WORDS
 
 
-def _aliases(place: Place) -> set[str]:
-    """Returns the names that get a gradient in each turn of the loop around a statement: `g`, of
-    `g = p.grad`."""
-    return {
-        node.id
-        for loop in place.loops[:1]
-        for node in ast.walk(loop)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in place.gradients
-    }
-
-
 def _clips(place: Place) -> bool:
     """Whether a statement limits a gradient, or scales it by a norm, in its own place."""
     return any(
@@ -298,10 +302,10 @@ def _new_gradients(place: Place) -> Iterator[ast.expr]:
     statement = place.statement
     made: list[ast.expr | None] = []
     if isinstance(statement, ast.AugAssign):
-        if isinstance(statement.op, (ast.Mult, ast.Div)) and _is_gradient(statement.target, place):
+        if isinstance(statement.op, (ast.Mult, ast.Div)) and is_gradient(statement.target, place):
             yield statement.value
     elif isinstance(statement, ast.Assign):
-        made = [statement.value for target in statement.targets if _is_gradient(target, place)]
+        made = [statement.value for target in statement.targets if is_gradient(target, place)]
     elif isinstance(statement, ast.Return) and place.hooked:
         value = statement.value
         made = [value.body if isinstance(value, ast.Lambda) else value]  # what `make_clip(1.0)` returns
@@ -309,7 +313,7 @@ def _new_gradients(place: Place) -> Iterator[ast.expr]:
         call = statement.value
         if callee(call)[0] in HOOKS:
             made = [arg.body for arg in call.args if isinstance(arg, ast.Lambda)]
-        elif isinstance(call.func, ast.Attribute) and _is_gradient(call.func.value, place):
+        elif isinstance(call.func, ast.Attribute) and is_gradient(call.func.value, place):
             made = [*call.args[:1]] if call.func.attr == "copy_" else []
             yield from call.args[:1] if call.func.attr in SCALES else ()
     for value in made:
@@ -318,20 +322,6 @@ def _new_gradients(place: Place) -> Iterator[ast.expr]:
             multiplies or (isinstance(value, ast.Call) and callee(value)[0] in SCALED)
         ):
             yield value
-
-
-def _is_gradient(node: ast.expr, place: Place) -> bool:
-    """Whether an expression is the gradient of one weight: `p.grad.data`, or the turn of a loop over
-    gradients."""
-    node = data_of(node)
-    if isinstance(node, ast.Attribute):
-        return node.attr == "grad"
-    if not isinstance(node, ast.Name):
-        return False
-    for turn, source in turns_of(place.loops[0]) if place.loops else ():
-        if isinstance(turn, ast.Name) and turn.id == node.id:
-            return bool(names(ast.walk(source)) & (GRADIENTS | place.gradients))
-    return node.id in _aliases(place) | (place.turned & place.gradients)
 
 
 def _projects(place: Place) -> bool:
@@ -349,23 +339,4 @@ def _projects(place: Place) -> bool:
         isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div))
         for value in by
         for node in ast.walk(value)
-    )
-
-
-def _updates(place: Place, nodes: list[ast.AST]) -> bool:
-    """Whether a statement changes in place what a loop goes over, and not gradients: `p -= lr * p.grad`."""
-    statement = place.statement
-    found: list[ast.expr] = []
-    if isinstance(statement, ast.AugAssign):
-        found = [statement.target]
-    elif isinstance(statement, ast.Assign) and any(isinstance(node, ast.BinOp) for node in nodes):
-        found = [target for target in statement.targets if not isinstance(target, ast.Name)]
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function = statement.value.func
-        if isinstance(function, ast.Attribute) and function.attr in CHANGES:
-            found = [function.value]
-    around = turns(place) | (place.turned - place.gradients)
-    return any(
-        not names(ast.walk(each)) & GRADIENTS and (not isinstance(each, ast.Name) or each.id in around)
-        for each in found
     )

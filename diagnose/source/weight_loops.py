@@ -50,7 +50,8 @@ def in_pairs(place: Place, nodes: list[ast.AST]) -> bool:
 
 def clips_one(call: ast.Call, place: Place) -> bool:
     """Whether torch is asked to clip the gradient of one weight after the other: `clip_grad_norm_(p, 1.0)`
-    in a loop over the weights, not over lists of them; or `clip_grad_norm_([p], 1.0)`."""
+    in a loop over the weights, not over lists of them; or `clip_grad_norm_([p], 1.0)`. Where a name may
+    hold such lists, `p` is one weight if its gradient is asked for."""
     named = [keyword.value for keyword in call.keywords if keyword.arg == "parameters"]
     given = next(iter((*call.args, *named)), None)
     alone = isinstance(given, (ast.List, ast.Tuple)) and len(given.elts) == 1
@@ -58,8 +59,10 @@ def clips_one(call: ast.Call, place: Place) -> bool:
         given = given.elts[0]
     if not isinstance(given, ast.Name) or not callee(call)[0].startswith("clip_grad"):
         return False
-    if given.id in place.hooked | place.turned:
+    if given.id in place.hooked:
         return True
+    if given.id in place.turned and place.function is not None:
+        return alone or _asks_gradient(place.function, given.id)
     for loop in place.loops:
         if isinstance(loop, ast.While) or given.id not in names(ast.walk(loop.target)):
             continue
@@ -72,13 +75,14 @@ def clips_one(call: ast.Call, place: Place) -> bool:
             return key_of(over) == "params"
         if not names([over]) & (OVER_WEIGHTS | place.weights):
             return False
-        if alone:
-            return True
-        asked = (node for node in ast.walk(loop) if isinstance(node, ast.Attribute))
-        return any(
-            node.attr in ("grad", "requires_grad") and names([node.value]) == {given.id} for node in asked
-        )
+        return alone or _asks_gradient(loop, given.id)
     return False
+
+
+def _asks_gradient(inside: ast.AST, name: str) -> bool:
+    """Whether something asks for the gradient of what a name holds, which a list of weights has none of."""
+    asked = (node for node in ast.walk(inside) if isinstance(node, ast.Attribute))
+    return any(node.attr in ("grad", "requires_grad") and names([node.value]) == {name} for node in asked)
 
 
 def changed(statement: ast.stmt) -> tuple[ast.expr, ast.operator | None, list[ast.expr]] | None:

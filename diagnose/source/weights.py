@@ -96,7 +96,7 @@ class Weights:
 
     def turned(self, function: ast.AST | None) -> frozenset[str]:
         """Returns the parameters of a function that loops over weights call with one, or its gradient,
-        after the other, and nothing else calls."""
+        after the other, and nothing else in the file calls."""
         return frozenset(self._turned.get(function, ()) if isinstance(function, Function) else ())
 
     def norms(self, function: ast.AST | None) -> frozenset[str]:
