@@ -94,6 +94,44 @@ def test_a_batch_that_is_looked_at_beside_those_of_training_is_none_of_them(
     assert [step.samples for step in steps] == [2] * 2 * BATCHES
 
 
+@torch.no_grad()
+def inverted(model: nn.Module, batches: Iterator[torch.Tensor]) -> float:
+    """How far rows have to be moved, as an energy-based model is evaluated: by gradients, but no step."""
+    far = 0.0
+    for rows in batches:
+        with torch.enable_grad():
+            moved = rows.clone().requires_grad_()
+            model(moved).sum().backward()
+        far += float(moved.detach().sum())
+    return far
+
+
+def test_an_evaluation_by_gradients_trains_on_no_batch(recorder, clock, model, optimizer, loader):
+    held_out = DataLoader(SlowData(clock, num_rows=40, fetch_ns=7), batch_size=1)
+    for rows in itertools.chain(loader, loader):
+        model(rows).sum().backward()
+        optimizer.step()
+    inverted(model, iter(held_out))
+    for rows in itertools.chain(loader, loader):
+        model(rows).sum().backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [2] * 4 * BATCHES
+    assert [step.times.get("data_wait", 0) for step in steps] == [2] * 4 * BATCHES
+
+
+def test_batches_asked_for_without_gradients_are_trainings_though_several_make_one_step(
+    recorder, model, optimizer, loader
+):
+    feeder = Feeder(loader)
+    for number in range(12 * BATCHES):
+        model(feeder.next_batch()).sum().backward()
+        if number % BATCHES == BATCHES - 1:
+            optimizer.step()
+    steps = ended(recorder)
+    assert [step.samples for step in steps[2:]] == [2 * BATCHES] * (len(steps) - 2)
+
+
 class Rows(Dataset[Any]):
     def __len__(self) -> int:
         return 160

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from collections.abc import Iterator
@@ -157,3 +158,36 @@ def test_an_order_that_torch_draws_leaves_slow_samples_to_the_loader_without_wor
     assert found.input.own_drawing_ns is not None and found.input.own_drawing_ns < 0.2 * MS
     assert "serial-loading" in rules(found)
     assert "slow-batch-building" not in rules(found)
+
+
+class Reader:
+    """What a dataset has its samples made by."""
+
+    def decode(self, rows: Any) -> Any:
+        begun_ns = time.perf_counter_ns()
+        while time.perf_counter_ns() - begun_ns < 5 * MS:
+            self.order = sorted(range(2000), key=lambda row: -row)
+        return rows
+
+
+def decode(rows: Any) -> Any:
+    return Reader().decode(rows)
+
+
+class DecodedRows(TensorDataset):
+    """Rows that others make, and take more time for than the sampler does for a batch."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return decode(super().__getitem__(index))
+
+
+def test_the_lines_of_what_is_drawn_are_the_samplers_not_those_of_what_the_dataset_calls(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", DecodedRows(*ROWS.tensors))
+    found = profile_of(tmp_path / "run", epochs=2, batch_sampler=SlowBatches(), num_workers=0)
+    (finding,) = (each for each in found.findings if each.rule == "slow-batch-building")
+    lines, first = inspect.getsourcelines(SlowBatches)
+    assert first <= finding.line < first + len(lines)
+    assert "SlowBatches.__iter__" in finding.evidence[0]
+    assert "ecode" not in " ".join([finding.summary, finding.fix, *finding.evidence])

@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from diagnose.hooks.repeated_samples import TIMES
 from diagnose.rules._engine import diagnosed
@@ -53,7 +54,7 @@ class Going(Lines):
             yield torch.full((4,), float(row))
 
 
-def sightings(dataset: Lines, epochs: int, **loader: Any) -> list[list[int]]:
+def sightings(dataset: Dataset[Any], epochs: int, **loader: Any) -> list[list[int]]:
     with measured(FakeClock(), *HOOKS) as recorder:
         batches = DataLoader(dataset, **{"batch_size": 4, **loader})
         for _ in range(epochs):
@@ -108,3 +109,15 @@ def test_a_stream_that_is_prepared_anew_is_no_reason_to_divide_it(varied: int, e
     (finding,) = diagnosed(run).findings
     assert finding.rule == name
     assert not finding.actions, "no worker can read a part of it as it is"
+
+
+class Spans(Dataset[Any]):
+    """Rows that are asked for by where they begin and end."""
+
+    def __getitem__(self, span: np.ndarray) -> torch.Tensor:
+        return torch.arange(span[0], span[1]).float()
+
+
+def test_of_samples_that_are_asked_for_by_arrays_nothing_is_said_and_nothing_fails():
+    spans = [[np.array([first, first + 4]) for first in range(start, start + 4)] for start in (0, 4, 8)]
+    assert sightings(Spans(), 3, batch_size=1, batch_sampler=spans) == []

@@ -15,8 +15,8 @@ import diagnose
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.rules._engine import diagnosed
-from diagnose.rules._serial_examples import ON_ONE_CPU, loading, prepared
-from diagnose.rules.slow_samples import BURSTS
+from diagnose.rules._serial_examples import ON_ONE_CPU, loading, pieces, prepared
+from diagnose.rules.slow_samples import BURSTS, STANDS_STILL
 from tests.findings import INPUT, RULES, first
 
 MS = 1e6
@@ -92,3 +92,18 @@ def test_a_real_run_tells_slow_samples_from_samples_that_all_take_long(
     finally:
         run = diagnose.detach()
     assert [finding.rule for finding in run.findings if finding.rule in INPUT] == [name]
+
+
+def test_long_waits_in_which_the_sampler_draws_are_no_slow_samples():
+    waits = {"burst_ns": 8 * MS, "burst_share": 0.1, "steady_wait_ns": 14 * MS, "fetch_ns": 6 * MS}
+    assert "slow-samples" in found(loading(14, stats=waits))
+    assert "slow-samples" not in found(loading(14, stats={**waits, "own_drawing_ns": 8 * MS}))
+
+
+def test_long_waits_in_which_files_are_read_are_of_the_storage():
+    assert found(loading(40, stats=BURSTS, own=pieces())) == ["slow-storage"]
+    few = pieces(reads=96.0, read_bytes=2e6)
+    assert found(loading(40, stats=BURSTS, own=few)) == ["slow-samples"], "it computes"
+    assert found(loading(40, stats=BURSTS, own=few, host=STANDS_STILL)) == ["serial-loading"]
+    parsed = pieces(reading_share=0.3)
+    assert found(loading(40, stats=BURSTS, own=parsed, host=STANDS_STILL)) == ["slow-samples"]

@@ -4,7 +4,7 @@ samples came out the same again."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from diagnose.analysis.gaps import measured_samples
@@ -13,9 +13,9 @@ from diagnose.analysis.opening import MIN_SAMPLED_NS
 from diagnose.analysis.workers import sightings
 from diagnose.core.input import InputStats, OwnLoading
 from diagnose.core.ledger import SLOT_OF
-from diagnose.source.files import aliases_of, opens_to_write, origin
+from diagnose.source.files import aliases_of, opens_to_write, origin, queries_of, writes_table
 from diagnose.source.sources import Sources
-from diagnose.source.statements import callee
+from diagnose.source.statements import callee, words
 from diagnose.store.reader import Frame, RankLog
 
 DATA_WAIT = SLOT_OF["data_wait"]
@@ -39,6 +39,14 @@ READS_OF = frozenset(
 )
 """Likewise, with the package: `load` alone is anything. Some take apart what they read; whether that is
 what takes the time is told by the system calls and bytes."""
+
+DATABASES = {
+    *("con", "conn", "connect", "connection", "cur", "cursor"),
+    *("database", "db", "session", "sql", "sqlite", "sqlite3"),
+}
+"""Words of what answers by `execute` from a data base; a pipeline and a plan have a method of that name."""
+
+ARCHIVES = ("TarFile", "ZipFile")
 
 DECODES = "Image"
 """What is opened by this module is a picture, and taking it apart is most of the work."""
@@ -104,7 +112,7 @@ def reading_lines(tree: ast.Module | None) -> frozenset[int]:
     `with open(path) as file: text = file.read()`."""
     if tree is None:
         return frozenset()
-    aliases = aliases_of(tree)
+    aliases, queries = aliases_of(tree), queries_of(tree)
     found: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, With):
@@ -113,16 +121,27 @@ def reading_lines(tree: ast.Module | None) -> frozenset[int]:
             calls = [node]
         else:
             continue
-        if any(isinstance(call, ast.Call) and _reads(call, aliases) for call in calls):
+        if any(isinstance(call, ast.Call) and _reads(call, aliases, queries) for call in calls):
             found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return frozenset(found)
 
 
-def _reads(call: ast.Call, aliases: dict[str, str]) -> bool:
+def _reads(call: ast.Call, aliases: dict[str, str], queries: Collection[str]) -> bool:
     package, name = origin(call, aliases)
-    if opens_to_write(call):
+    if opens_to_write(call) or writes_table(call, name, queries):
+        return False
+    if name in ARCHIVES and _mode_of(call) != "r":
+        return False
+    if name == "execute" and not words(callee(call)[1]) & DATABASES:
         return False
     if (package, name) in READS_OF:
         return True
     decodes = callee(call)[1].rpartition(".")[2] == DECODES or package.rpartition(".")[2] == DECODES
     return name in READS and not decodes
+
+
+def _mode_of(call: ast.Call) -> str:
+    """Returns the mode of an archive that is opened, `r` where it is not written out there."""
+    modes = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    texts = [mode.value for mode in modes if isinstance(mode, ast.Constant)]
+    return str(texts[0]) if texts else "r"

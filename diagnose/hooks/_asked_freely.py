@@ -21,7 +21,8 @@ class AskedFreely:
     `next_batch`.
 
     Those of an evaluation meet gradient-free calls of a model before the next one is asked for. Where there
-    was none of these but a backward pass, it was a training batch.
+    was none of these but a backward pass, it was a training batch, if an optimizer has stepped meanwhile:
+    else it may have been evaluated with gradients, as forces are.
 
     Args:
         recorder: Its feed's `freely` gets the numbers of such loaders.
@@ -30,7 +31,7 @@ class AskedFreely:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._latest: Callable[[], Any] = nothing
-        self._asides = self._passes = self._times = 0
+        self._asides = self._passes = self._times = self._rounds = 0
 
     def trains(self, batches: Any, with_gradients: bool) -> bool:
         """Whether the batch that an iterator is asked for now is for training, as far as gradients and
@@ -46,8 +47,8 @@ class AskedFreely:
         if same and recorder.asides == self._asides and recorder.backward_passes > self._passes:
             self._times += 1
         else:
-            self._times = 0
-        if self._times >= TIMES:
+            self._times, self._rounds = 0, recorder.rounds
+        if self._times >= TIMES and recorder.rounds > self._rounds:
             if number is None:
                 number = feed.begins_late(batches)
             if number is not None:

@@ -193,7 +193,7 @@ class Sightings:
         """A batch is asked for."""
         self.places = []
         begins, self._begins = self._begins, False
-        if isinstance(indices, list) and indices[:1] == [None]:  # of a stream: what comes next
+        if isinstance(indices, list) and indices and indices[0] is None:  # of a stream: what comes next
             if not begins:
                 self._wanted.clear()
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 from diagnose.core.finding import Finding
 from diagnose.core.input import InputStats
@@ -60,14 +61,18 @@ FROM_EXPERIENCE = (
 MAKES, FINISHES = "makes its own batches", "does work on the batches that the DataLoader delivers"
 DRAWS = "draws what is in each batch before its workers can make it"
 DRAWS_ALONE = "draws what is in each batch before it is fetched"
+ITERATES = {"__iter__", "__next__"}
 
 TOKENIZED = at("enc = tokenizer(batch['text'])", 0.36, phase=Phase.DATA_WAIT)
 DUSTED = replace(at("images = dust(images)", 0.18, "python-loop", phase=Phase.DATA_WAIT), between=0.18)
 SERIAL = Program(loaders=(Loader(num_workers=0),))
 FED = at("for batch in loader:", 0.38, phase=Phase.DATA_WAIT)
-DRAWN = at("rows += rng.choice(pool, 4).tolist()", 0.19, phase=Phase.DATA_WAIT)
+DRAWN = replace(
+    at("rows += rng.choice(pool, 4).tolist()", 0.19, phase=Phase.DATA_WAIT), function="Pairs.__iter__"
+)
 DRAWN_ALONE = InputStats(steady_wait_ns=22e6, own_drawing_ns=20e6)
 HANDED = replace(at("return self.table[row]", 0.02, phase=Phase.DATA_WAIT), function="Rows.__getitem__")
+DECODED = replace(at("return decoded(path)", 0.5, phase=Phase.DATA_WAIT), function="decode")
 SAMPLED = replace(
     at("rows = frame.sample(64)", 0.28, phase=Phase.DATA_WAIT), via="pandas/core/generic.py:61 sample"
 )
@@ -166,6 +171,7 @@ class SlowBatchBuilding(Rule):
         profile(data_wait_ms=20),
         profile(data_wait_ms=20, program=SERIAL, input=InputStats(steady_wait_ns=19e6), where=(DUSTED,)),
         profile(data_wait_ms=22, program=SERIAL, input=DRAWN_ALONE, where=(HANDED,)),
+        profile(data_wait_ms=72, program=SERIAL, input=DRAWN_ALONE, where=(DECODED,)),
         profile(
             data_wait_ms=22,
             program=SERIAL,
@@ -279,14 +285,20 @@ def _drawing_ns(profile: Profile) -> float:
 
 
 def _drawing(profile: Profile) -> list[SourceLine]:
-    """Returns the lines that a loader without workers runs and that are not its dataset's, nor collate."""
-    others = {name for loader in profile.program.loaders for name in (loader.dataset, loader.collate)}
+    """Returns the lines of what a loader without workers draws from: its sampler, or what else is iterated
+    over and not its dataset. What they call may be what its samples are made with, too."""
+    loaders = profile.program.loaders
+    others = {name for loader in loaders for name in (loader.dataset, loader.collate)}
     others |= {"__getitem__", "__getitems__"}
-    return [
-        line
+    lines = [
+        (line, line.function.split("."))
         for line in _making(profile)
-        if not line.between and not _takes_batch(line) and others.isdisjoint(line.function.split("."))
+        if not line.between and not _takes_batch(line)
     ]
+    lines = [(line, names) for line, names in lines if others.isdisjoint(names)]
+    draws = {loader.sampler for loader in loaders if loader.sampler} | ITERATES
+    draws |= {of for _, names in lines for of, name in pairwise(names) if name in ITERATES}
+    return [line for line, names in lines if draws & set(names)]
 
 
 def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:

@@ -8,10 +8,10 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
-from diagnose.rules._own_loading import LoadingRule, has_come_to_keep
+from diagnose.rules._own_loading import MOSTLY, LoadingRule, has_come_to_keep, may_only_read
 from diagnose.rules._phases import shared
 from diagnose.rules._serial import CAUSE_ACTIONS, Serial, serial_of, takes_rewriting, where_loading
-from diagnose.rules._serial_examples import ON_BOTH_CPUS, ON_ONE_CPU, loading, prepared
+from diagnose.rules._serial_examples import ON_BOTH_CPUS, ON_ONE_CPU, loading, pieces, prepared
 from diagnose.rules._supply import (
     CROWDED_BOUNDS,
     MIN_SHARE,
@@ -49,6 +49,9 @@ BURSTS = {"burst_ns": 30e6, "burst_share": 0.1}
 """Of 40 ms, in a tenth of the steps."""
 
 
+STANDS_STILL = replace(ON_BOTH_CPUS, process_cpus=0.6, on_cpu_share=0.62)
+
+
 class SlowSamples(LoadingRule):
     """
     ## What it means
@@ -58,7 +61,7 @@ class SlowSamples(LoadingRule):
 
     Without workers the training thread makes each batch itself, and stands still over the slow ones: the
     fault is named so where half of its loading or more comes in single long waits, which do not come
-    regularly.
+    regularly. Where it stands still because files are read, the storage is slow, not these samples.
 
     The readings that it needs, below, are of workers. Without any it needs `input.burst_ns` and
     `input.burst_share`.
@@ -119,6 +122,9 @@ class SlowSamples(LoadingRule):
         loading(40, stats={**BURSTS, "burst_period": 10}),
         loading(40, stats={**BURSTS, "late_wait_ns": 10e6}),
         loading(40, stats={**BURSTS, "fetch_ns": 1e6, "collate_ns": 39e6}),
+        loading(40, stats={**BURSTS, "own_drawing_ns": 25e6}),
+        loading(40, stats=BURSTS, own=pieces()),
+        loading(40, stats=BURSTS, own=pieces(reads=96.0), host=STANDS_STILL),
         loading(40, stats=BURSTS, loader={"iterable": True}),
         loading(40, stats=BURSTS, host=replace(ON_BOTH_CPUS, runnable_share=0.2)),
         loading(3, stats={"burst_ns": 2.5e6, "burst_share": 0.1}),
@@ -205,13 +211,17 @@ class SlowSamples(LoadingRule):
     def _alone(self, profile: Profile, serial: Serial) -> Finding | None:
         """Of a training thread that makes the samples itself."""
         stats, step_ns = profile.input, serial.step_ns
-        burst_ns, bursts = stats.burst_ns, stats.burst_share
+        # Any of the drawing may come in the long waits.
+        burst_ns = max(0.0, (stats.burst_ns or 0.0) - (stats.own_drawing_ns or 0.0))
+        bursts = stats.burst_share
         if not burst_ns or not bursts or bursts > MAX_TAIL_BATCHES or stats.main_wait_share < 1:
             return None
         if bursts * profile.steps.measured < MIN_BURSTS or burst_ns < IN_BURSTS * serial.wait_ns:
             return None
         if stats.burst_period is not None or has_come_to_keep(profile, serial):
             return None  # shards that are read, or what is kept from then on
+        if _stands_reading(profile, serial):
+            return None  # nothing is wrong with these samples: the next time it will be others
         if (stats.collate_ns or 0.0) > (stats.fetch_ns or 0.0):
             return None  # it is not the samples that take the time
         delayed_ns = (profile.host.runnable_share or 0.0) * step_ns
@@ -240,3 +250,12 @@ class SlowSamples(LoadingRule):
             actions=CAUSE_ACTIONS if offered else (),
             won_ns=offered,
         )
+
+
+def _stands_reading(profile: Profile, serial: Serial) -> bool:
+    """Whether the training thread reads files for most of its loading, and either that is all it does or it
+    stands still meanwhile: storage that is slow at times, whichever sample is asked for."""
+    own = profile.input.own
+    if own is None or not own.reads or own.reading_share is None or own.reading_share < MOSTLY:
+        return False
+    return serial.waits or may_only_read(own, serial, profile)
