@@ -188,7 +188,7 @@ def test_what_an_environment_does_inside_may_be_called_an_evaluation():
 
 
 def test_who_steps_an_environment_to_measure_does_not_collect():
-    for outer in ("validate", "test_policy", "benchmark"):
+    for outer in ("validate", "test_policy"):
         assert of_stack(BOARD, *INSIDE, STEPS, ("for _ in", outer)) == "", outer
         assert of_stack(BOARD, STEPS, ("for _ in", outer)) == "", outer
     assert of_stack(BOARD, ("action = policy", "evaluate"), ("for _ in", "main")) == ""
@@ -227,3 +227,57 @@ def test_what_is_called_an_environment_may_be_told_in_other_words_than_step():
         assert of_stack(GAME.replace("game.play(move)", other), (other, "collect")) == ""
     unchosen = GAME.replace("agent.act(", "agent.encode(")
     assert of_stack(unchosen, ("game.play", "collect")) == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "env_pool.push(view, move, reward)",
+        "self.env_memory.push(view, move)",
+        "game_history.push(move)",
+        "world_model.advance(feat, move)",
+        "self.world_model.step(feat, move)",
+    ],
+)
+def test_what_keeps_the_answers_of_an_environment_or_imagines_them_is_none(other: str):
+    assert of_stack(GAME.replace("game.play(move)", other), (other, "collect")) == ""
+
+
+def test_an_environment_may_be_called_by_what_acts_in_it():
+    for other in ("policy_env.perform(move)", "self.actor.env.play(move)", "env_pool.perform(move)"):
+        assert of_stack(GAME.replace("game.play(move)", other), (other, "collect")) == ENVIRONMENT
+    for other, is_one in (
+        ("seen, reward, done = model.step(move)", True),
+        ("feat = world_model.reset()", False),
+        ("seen = model_env.reset()", True),
+    ):
+        assert (of_stack(other, (other, "train")) == ENVIRONMENT) is is_one
+
+
+@pytest.mark.parametrize("function", ["benchmark", "run_benchmark", "benchmark_ppo"])
+def test_who_trains_may_do_so_for_a_benchmark(function: str):
+    text = f"""
+def {function}(cfg):
+    for _ in range(cfg.steps):
+        with torch.no_grad():
+            action = policy(seen)
+        seen, reward, done, info = env.step(action)
+        loss = advantage(reward)
+        loss.backward()
+        optimizer.step()
+"""
+    assert of_stack(text, ("env.step", function), ("def ", "main")) == ENVIRONMENT
+    assert of_stack(text, ("action = policy", function), ("def ", "main")) == ROLLOUT
+
+
+@pytest.mark.parametrize(
+    "judge",
+    [
+        "evaluate(policy, eval_env, num_actions)",
+        "self.trainer.evaluate(policy, num_actions)",
+        "runner.evaluate(policy, num_actions)",
+    ],
+)
+def test_an_evaluation_that_is_told_how_many_actions_there_are_judges_none(judge: str):
+    text = BOARD.replace("critic.evaluate(seen, action)", judge)
+    assert of_stack(text, ("return sum(map", "evaluate"), (judge, "collect"), ("for _ in", "main")) == ""

@@ -226,3 +226,41 @@ def test_what_is_only_reordered_later_holds_nothing_that_was_computed():
         inside=[("forward", "self.proj(users)", "loss = net.loss")],
     )
     assert script.phase("labels = look_up", "loss = net.loss", slot=AFTER_OPTIMIZER) is DATA
+
+
+SHUFFLES = Script(
+    """
+    for epoch in range(9):
+        corpus.shuffle(epoch)
+        players.shuffle(rng)
+        names.shuffle(epoch)
+        self.rng.shuffle(order)
+        torch.linalg.inv(table, out=inverse)
+        order.take(best, out=first)
+        save_samples(fake, out=folder)
+        for i in range(99):
+            x = encode(corpus[i], order, inverse, first)
+            loss = model(x)
+            beta = min(1, epoch / 10)
+            loss = loss + beta * kept(folder, rng)
+            loss.backward()
+            optimizer.step()
+    """,
+    [("= model(", "forward"), *PASSES],
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("corpus.shuffle(epoch)", DATA),
+        ("self.rng.shuffle(order)", DATA),
+        ("torch.linalg.inv", DATA),
+        ("order.take", DATA),
+        ("players.shuffle(rng)", OTHER),
+        ("names.shuffle(epoch)", OTHER),
+        ("out=folder", OTHER),
+    ],
+)
+def test_what_is_shuffled_by_its_own_method_is_not_what_the_method_is_given(line, phase):
+    assert SHUFFLES.phase(line, slot=AFTER_OPTIMIZER) is phase

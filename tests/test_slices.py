@@ -128,3 +128,52 @@ def test_a_row_of_what_is_asked_for_its_shape_is_a_slice(turns: str):
 )
 def test_a_list_a_function_and_a_part_that_differs_are_no_rows(turns: str):
     assert told(ROWS + turns) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+def prepare(self, images):
+    if isinstance(images, torch.Tensor):
+        return (images.float() - self.mean) / self.std, images.shape[-2:]
+    return [(image.float() - self.mean) / self.std for image in images]
+""",
+        """
+def scale(images):
+    if torch.is_tensor(images):
+        return images.float() / images.size(0)
+    return [image.float() / 255 for image in images]
+""",
+        """
+def areas(boxes):
+    device = boxes.device
+    return torch.stack([box.prod() for box in boxes])
+""",
+        """
+def areas(boxes):
+    width, height = boxes.size
+    return torch.stack([box.prod() for box in boxes])
+""",
+        """
+def loss(z):
+    b = z.shape[1]
+    a, b = [v / v.norm(dim=1, keepdim=True) for v in z]
+    return (a * b).sum()
+""",
+    ],
+)
+def test_what_may_be_a_list_or_has_two_rows_is_left_alone(text: str):
+    assert told(text) == []
+
+
+def test_a_row_for_each_turn_that_is_put_together_again_is_a_slice_whatever_takes_it():
+    assert (
+        len(told("def f(x):\n    n = x.size(0)\n    return torch.stack([row / row.norm() for row in x])"))
+        == 1
+    )
+    for turns in (
+        "    x, n = torch.stack([row / row.norm() for row in x]), 0",
+        "    first, *rest = [row / row.norm() for row in x]",
+    ):
+        assert len(told(ROWS + turns)) == 1

@@ -5,10 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 
-from diagnose.source.statements import callee, nodes_of
+from diagnose.source.statements import callee, nodes_of, words
 
 APPENDS, REORDERS = {"append", "extend", "appendleft"}, {"shuffle", "sort", "reverse"}
 """Methods that put something into a list, and those that bring what it holds into another order."""
+
+MIXERS = {"random", "rng", "generator", "gen", "rand", "rnd", "prng", "rs"}
+"""Words of what brings a list that it is given into another order: `np.random.shuffle(rows)`."""
+
+FILLS = {"take", "compress", "choose", "clip", "round", "dot", "sum", "mean", "cumsum", "max", "min"}
+"""Methods of arrays that write their result where they are told to: `rows.take(i, out=buffer)`."""
 
 GATHERS = {"all_gather", "all_gather_into_tensor"}
 """Collectives that fill what they are given first."""
@@ -85,9 +91,12 @@ def rebinds(statement: ast.stmt) -> set[tuple[str, bool]]:
 
 
 def _changed_by(call: ast.Call) -> list[ast.expr]:
-    """Returns what a call changes: `rows`, of `rows.sort()`, `shuffle(rows)` or `take(x, i, out=rows)`."""
-    name, changed = callee(call)[0], [each.value for each in call.keywords if each.arg == "out"]
-    if name == "shuffle" and call.args:
+    """Returns what a call changes: `rows`, of `rows.sort()`, `shuffle(rows)` or `np.take(x, i, out=rows)`;
+    not what data are shuffled with, `corpus.shuffle(epoch)`, nor a folder, `save(images, out=folder)`."""
+    name, base = callee(call)
+    fills = base.partition(".")[0] in MODULES or (base and name in FILLS)
+    changed = [each.value for each in call.keywords if each.arg == "out" and fills]
+    if name == "shuffle" and call.args and (not base or words(base) & MIXERS):
         changed.append(call.args[0])
     elif isinstance(call.func, ast.Attribute) and (name in APPENDS | REORDERS or in_place(name)):
         changed.append(_held_by(call.func.value))

@@ -36,6 +36,9 @@ LEARNT = {
 }
 """Words of what was learned, or is: a simulation that asks it may be imagined."""
 
+STORES = {"buffer", "memory", "pool", "replay", "history", "storage", "queue"}
+"""Words of what keeps experience, and is told `push`."""
+
 CHOSEN = {"action", "actions", "move", "moves"}
 """Words of what a policy has chosen."""
 
@@ -44,7 +47,7 @@ TRAINING_WORDS = {"train", "training", "trainer", "fit", "epoch"}
 does. `print(trainer.train())` is no logging."""
 
 EVALUATES = {
-    *("eval", "evaluate", "evaluation", "evaluator", "test", "val", "validate", "validation", "benchmark"),
+    *("eval", "evaluate", "evaluation", "evaluator", "test", "val", "validate", "validation"),
 }
 """Words of functions and environments that measure what was learned."""
 
@@ -59,6 +62,9 @@ LEARNERS = {
     *("opts", "optims", "optimizers", "schedulers", "scalers", "trainers", "learners"),
 }
 """Words of what else is stepped."""
+
+MEASURERS = {"runner", "evaluator", "tester"}
+"""Words of what measures it."""
 
 REWARDS = {"reward", "rewards", "rew"}
 """Nothing but an environment answers with one."""
@@ -109,7 +115,7 @@ def steps_environment(
     for call in calls_of(statement):
         name, base = callee(call)
         of_base = words(base)
-        if of_base & EVALUATES or not base or name not in ADVANCES:
+        if of_base & EVALUATES or not base or name not in ADVANCES or _imagines(base):
             continue
         of_turn = words(_last_name(turns[base])) if base in turns else frozenset()
         if of_turn & EVALUATES:
@@ -135,6 +141,17 @@ def _simulates(statement: ast.stmt, simulators: Collection[str]) -> bool:
         return False
     told = words_of(names(node for each in given for node in ast.walk(each)))
     return not told & LEARNT and bool(told & CHOSEN or words_of(names(ast.walk(target))) & REWARDS)
+
+
+def _kind(base: str) -> str:
+    """Returns the word that says what something is by its name, the last: `model` of `self.world_model`."""
+    found = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", base.rpartition(".")[2])
+    return found[-1].lower() if found else ""
+
+
+def _imagines(base: str) -> bool:
+    """Whether what is called an environment is a model of one: `world_model`."""
+    return _kind(base) in LEARNT and bool(words(base.rpartition(".")[2]) & ENVIRONMENTS)
 
 
 def _turns(statement: ast.stmt, loops: Iterable[Loop]) -> dict[str, ast.expr]:
@@ -193,12 +210,14 @@ def told_to_step(statement: ast.stmt) -> Iterator[tuple[str, set[str]]]:
 def takes_action(statement: ast.stmt, function: Function | None, loops: Iterable[Loop] = ()) -> bool:
     """Whether a statement steps something with what a policy has chosen in the same function, whatever it
     is called and gives back: `depot.step(plan)` after `plan = self.act(seen)`. What is called a game
-    or an environment may be told in other words: `game.play(move)`."""
+    or an environment may be told in other words: `game.play(move)`; not what keeps or imagines its
+    answers, `env_pool.push(state, move)`, `world_model.advance(state, move)`."""
     turns = _turns(statement, loops)
     given = {
         name
         for called, base, args in ((*callee(call), call.args) for call in calls_of(statement))
         if base and (called == "step" or (called in PERFORMS and words(base) & ENVIRONMENTS))
+        if not (_imagines(base) or (called == "push" and _kind(base) in STORES))
         if not words(base) & (EVALUATES | LEARNERS)
         if base not in turns or not words(_last_name(turns[base])) & LEARNERS
         for arg in args
@@ -219,11 +238,15 @@ def _acts(name: frozenset[str]) -> bool:
 
 
 def judges_action(statement: ast.stmt) -> bool:
-    """Whether a statement has a model judge what it has chosen: `value = agent.evaluate(obs, action)`."""
+    """Whether a statement has a model judge what it has chosen: `value = agent.evaluate(obs, action)`. What
+    is told so by a trainer, or is no method, measures what was learned."""
     return any(
-        words(callee(call)[0]) & EVALUATES
+        words(name) & EVALUATES
+        and base
+        and not words(base) & (LEARNERS | MEASURERS)
         and words_of(names(node for each in given_to(call) for node in ast.walk(each))) & CHOSEN
         for call in calls_of(statement)
+        for name, base in (callee(call),)
     )
 
 

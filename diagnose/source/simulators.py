@@ -22,7 +22,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef
 SIMULATES = ENVIRONMENTS - {"world"} | {"simulate", "transition", "dynamics"}
 """Words of such functions. A world may be a model."""
 
-OTHERS = LEARNS | LEARNERS | EVALUATES | TRAINING_WORDS | LEARNT
+OTHERS = LEARNS | LEARNERS | EVALUATES | TRAINING_WORDS | LEARNT | {"benchmark"}
 """Words of those that do something else, whatever the rest of their words."""
 
 ASKS = {"forward", "generate", "predict", "functional_call", "checkpoint", "vmap"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from diagnose.source.statements import Function, callee, nodes_of, parameters_of
 
@@ -15,8 +16,13 @@ larger ones."""
 TRAINS = {"backward", "step", "train_step"}
 """Calls in the body of a loop that trains: its turns are the steps."""
 
-TENSOR = {"shape", "size", "dim", "ndim", "device", "new_zeros", "new_empty", "new_full", "new_tensor"}
-"""What a tensor is asked, and no list: each turn of a loop over it gets a row."""
+TENSOR = {"shape", "dim", "ndim", "new_zeros", "new_empty", "new_full", "new_tensor"}
+"""What a tensor is asked, and no list: each turn of a loop over it gets a row. Boxes and lists of images
+have a `device` and a `size`, too; what is called for its size, `x.size(0)`, is a tensor."""
+
+
+ASKS_TYPE = {"isinstance", "type", "is_tensor", "hasattr"}
+"""Functions that are asked what something is."""
 
 
 def takes_slices(
@@ -42,7 +48,7 @@ def takes_slices(
         runs_function: Whether the time is known to be that of a function which the statement calls, and
             which is no module's.
     """
-    if not runs_function and _may_call_module(nodes):
+    if (not runs_function and _may_call_module(nodes)) or _fills_few_names(statement):
         return False
     fors = [loop for loop in loops if isinstance(loop, (ast.For, ast.AsyncFor))]
     comprehensions = [node for node in nodes if isinstance(node, ast.comprehension)]
@@ -60,6 +66,26 @@ def takes_slices(
         return False
     parts |= {name for sliced, _ in flows for name in sliced}
     return _selects(nodes, variables) or bool(reads & parts)
+
+
+def _fills_few_names(statement: ast.stmt) -> bool:
+    """Whether a statement has few turns, as many as the names that it gives their results:
+    `a, b = [v / v.norm() for v in z]`."""
+    if not isinstance(statement, ast.Assign) or not _goes_over(statement.value):
+        return False
+    return any(
+        isinstance(target, (ast.Tuple, ast.List))
+        and len(target.elts) < FEW_PARTS
+        and not any(isinstance(each, ast.Starred) for each in target.elts)
+        for target in statement.targets
+    )
+
+
+def _goes_over(value: ast.expr) -> bool:
+    """Whether a value has one part for each turn of a comprehension."""
+    if isinstance(value, ast.Call) and callee(value)[0] in ("list", "tuple") and len(value.args) == 1:
+        value = value.args[0]
+    return isinstance(value, (ast.ListComp, ast.GeneratorExp))
 
 
 def is_side_loop(loop: ast.AST) -> bool:
@@ -125,24 +151,37 @@ def _parts_in(
     return found
 
 
-def _tensors_in(function: Function | None) -> dict[str, int]:
+@lru_cache(maxsize=32)
+def _tensors_in(function: Function | None) -> Mapping[str, int]:
     """Returns the parameters of a function that it asks what only tensors, and arrays, are asked, with the
     last line on which they still are what was given. What else is a tensor may have few rows, and large
-    ones: queries, keys and values."""
+    ones: queries, keys and values; and what is asked whether it is a tensor may be a list."""
     if function is None or isinstance(function, ast.Lambda):
         return {}
     given = set(parameters_of(function))
     names = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id in given]
+    called = {id(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
     asked = {
         node.value.id
         for node in ast.walk(function)
-        if isinstance(node, ast.Attribute) and node.attr in TENSOR and isinstance(node.value, ast.Name)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.attr in TENSOR or (node.attr == "size" and id(node) in called)
     }
     end = function.end_lineno or function.lineno
     stored = [node for node in names if isinstance(node.ctx, ast.Store)]
     return {
         name: min((node.lineno for node in stored if node.id == name), default=end)
-        for name in asked & given
+        for name in (asked & given) - _asked_for_type(function)
+    }
+
+
+def _asked_for_type(function: ast.AST) -> set[str]:
+    """Returns the names of which a function asks what they are: `isinstance(x, torch.Tensor)`."""
+    return {
+        call.args[0].id
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and callee(call)[0] in ASKS_TYPE
+        if call.args and isinstance(call.args[0], ast.Name)
     }
 
 
