@@ -98,7 +98,7 @@ def padding_beside(given: Any) -> Padding | None:
             if each is tensor or each.dim() != 2 or each.dtype not in WIDE or len(each) != len(tensor):
                 continue
             padding = padding_of(each) if _may_be_tokens(each) else None
-            if padding is None or padding.padding and padding.overlong == padding.padding:
+            if padding is None or (padding.padding and padding.overlong == padding.padding):
                 continue
             if not padding.padding or _is_filled(tensor, each, padding.padding):
                 found.append(padding)
@@ -226,8 +226,8 @@ def _lengths(batch: Any, shape: torch.Size, depth: int = MAX_DEPTH) -> Iterator[
 
 
 def _told_by_masks(batch: Any, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields what masks beside a tensor of sequences may say of their lengths: one number of 0 or 1 for each
-    place, of which each row's first ones are of one kind, and the rest of the other."""
+    """Yields what masks beside a tensor of sequences may say of their lengths: one number of 0 or 1 for
+    each place, of which each row's first ones are of one kind, and the rest of the other."""
     shape = tensor.shape
     for mask in _tensors(batch):
         if mask is tensor or not mask.numel():

@@ -44,7 +44,9 @@ def simulators_of(tree: ast.Module) -> frozenset[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for alias in node.names:
-                module = alias.name if isinstance(node, ast.Import) else "." * node.level + (node.module or "")
+                module = (
+                    alias.name if isinstance(node, ast.Import) else "." * node.level + (node.module or "")
+                )
                 found = plain if module.partition(".")[0] in PLAIN else foreign
                 found.add(alias.asname or alias.name.partition(".")[0])
         elif isinstance(node, Definition) and id(node) not in methods:
