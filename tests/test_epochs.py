@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnose.core.phases import Phase
+from diagnose.rules.epoch_boundary_stall import EpochBoundaryStall
 from tests.sampled_script import AFTER_OPTIMIZER, PASSES, Script
 
 DATA, OTHER = Phase.DATA_WAIT, Phase.OTHER
@@ -264,3 +265,11 @@ SHUFFLES = Script(
 )
 def test_what_is_shuffled_by_its_own_method_is_not_what_the_method_is_given(line, phase):
     assert SHUFFLES.phase(line, slot=AFTER_OPTIMIZER) is phase
+
+
+def test_without_a_loader_nobody_knows_that_steps_which_take_longer_begin_epochs():
+    for example in EpochBoundaryStall.fires_on:
+        finding = EpochBoundaryStall().check(example)
+        assert finding is not None
+        told = f"{finding.summary} {finding.fix} {finding.evidence[0]}"
+        assert ("epoch" in told) is bool(example.program.loaders), told

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from diagnose.core.program import Calls, Program
 from diagnose.hooks._padding import padding_beside, padding_in, padding_of
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.forward import ForwardHook
+from diagnose.hooks.model_calls import LOOKED_AT, ModelCallsHook
+from diagnose.rules._examples import profile
+from diagnose.rules.padding_waste import PaddingWaste
+from tests.test_graph_shape import graph_of
 
 
 def test_padding_is_a_run_at_the_end_of_rows():
@@ -166,3 +175,83 @@ def test_a_first_tensor_is_no_mask_of_its_own_and_an_empty_one_says_nothing():
     empty = torch.zeros(0, 20)
     assert padding_in((empty, empty.clone())) is None
     assert padding_in((torch.randn(4, 0), torch.zeros(4, 0))) is None
+
+
+LENGTHS = torch.tensor([24, 9, 15, 3, 20, 12, 6, 18])
+
+
+def masked(*features: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers that are 0 from some place on, and where they are not."""
+    mask = (torch.arange(24) < LENGTHS[:, None]).float()
+    return torch.randn(8, 24, *features) * mask.view(8, 24, *(1 for _ in features)), mask
+
+
+def found_in(model: nn.Module, loaded: Any, *given: torch.Tensor) -> Any:
+    """What the rule says of a model that is trained on what is given, of a loader's batch."""
+    recorder = Recorder()
+    recorder.met.model_appears(model)
+    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
+        for inspect in recorder.looks.inspections:
+            inspect()
+        for _ in range(LOOKED_AT + 2):
+            for note in list(recorder.looks.on_batch):
+                note(loaded)
+            loss = model(*given).pow(2).mean()
+            recorder.steps += 1
+    assert not recorder.notes
+    told = recorder.facts["calls"]
+    calls = Calls(**{each.name: told[each.name] for each in fields(Calls) if each.name in told})
+    if calls.padding_share is None:
+        return None
+    assert calls.padded_masked
+    return PaddingWaste().check(profile(program=Program(calls=calls, graph=graph_of(loss))))
+
+
+class OfAll(nn.Module):
+    """Of visits beside each other, so many and no more, or of each of them."""
+
+    def __init__(self, wide: nn.Module, *, each: bool) -> None:
+        super().__init__()
+        self.wide, self.each = wide, each
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self.each:
+            out = self.wide(x)
+            return out[0] if isinstance(out, tuple) else out
+        return self.wide(torch.cat([x, mask], 1))
+
+
+def encoder(features: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 32), nn.GELU(), nn.Linear(32, 32))
+
+
+def test_what_a_layer_of_a_fixed_width_takes_is_no_padding():
+    x, mask = masked()
+    assert found_in(OfAll(encoder(2 * 24), each=False), (x, mask), x, mask) is None
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [encoder(6), nn.GRU(6, 32, batch_first=True), nn.LSTM(6, 32, batch_first=True)],
+    ids=["encoder", "gru", "lstm"],
+)
+def test_what_is_masked_counts_where_a_model_looks_at_each_place(layer: nn.Module):
+    x, mask = masked(6)
+    assert found_in(OfAll(layer, each=True), (x, mask), x, mask) is not None
+
+
+def test_bands_that_some_pictures_lack_are_no_padding():
+    x, mask = masked(4, 4)
+    assert padding_in((x, mask)) is None
+    assert padding_in((x, LENGTHS)) is not None, "lengths are another matter"
+
+
+def test_what_is_masked_for_the_model_to_find_it_is_no_padding():
+    x, mask = masked(6)
+    series = torch.randn(8, 24, 6)
+    model = OfAll(encoder(6), each=True)
+    assert found_in(model, (series,), series * mask[:, :, None], mask) is None
+    assert padding_in((x, mask, series)) is None
+    longer = F.pad(series[:, :, :1], (0, 5))
+    assert padding_in((x, mask, longer * mask[:, :, None])) is not None, "the target is filled up, too"
+    assert found_in(model, (x, mask), x - 0.5 * mask[:, :, None], mask) is not None

@@ -167,6 +167,7 @@ class Calls:
         overlong_share: Part of the tokens that are padding past the longest row of their own batch.
         padded_tokens: Tokens of a model's input, padding included, where that is known.
         padded_beside: Whether these are of token ids beside what a model is given first.
+        padded_masked: Whether only masks tell that these are padding.
         batch_size: Samples of a model's input.
         file: The line of a repeated call; empty when unknown.
         line: Its line.
@@ -186,6 +187,7 @@ class Calls:
     overlong_share: float | None = None
     padded_tokens: float | None = None
     padded_beside: bool | None = None
+    padded_masked: bool | None = None
     batch_size: int | None = None
     file: str = ""
     line: int = 0

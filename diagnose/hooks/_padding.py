@@ -33,6 +33,9 @@ MIN_ROWS, MIN_LENGTH = 2, 4
 WIDE = (torch.int32, torch.int64)
 """What token ids and lengths are kept in; smaller integers of three axes are images."""
 
+MAX_MASKED = 3
+"""Axes of sequences that masks may tell of: samples, time, features."""
+
 MAX_PARTS = 32
 """Lengths and masks come among the first few parts of a batch."""
 
@@ -52,11 +55,19 @@ class Padding(NamedTuple):
     tokens: int
 
 
-def padding_in(batch: Any) -> Padding | None:
+class MaskedPadding(Padding):
+    """Padding that a mask alone tells of: what it leaves out may be features, or be foretold."""
+
+    __slots__ = ()
+
+
+def padding_in(batch: Any, loaded: Iterable[torch.Tensor] = ()) -> Padding | None:
     """Returns how much of a batch, or of what a model is called with, is padding: its first tensor counts.
 
     Args:
         batch: A tensor, or nested sequences and mappings of tensors.
+        loaded: What else a loader gave for that call: one that has numbers where these are masked tells
+            that the model is to find them.
 
     Returns:
         `None` where the tensor holds no token ids in host memory, and nothing beside it says how long its
@@ -71,9 +82,27 @@ def padding_in(batch: Any) -> Padding | None:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     with torch.no_grad():
-        lengths = chain(_lengths(batch, tensor.shape), _told_by_masks(batch, tensor))
-        told = (padding_after(tensor, each) for each in lengths)
-        return next((each for each in told if each is not None), None)
+        told = (padding_after(tensor, each) for each in _lengths(batch, tensor.shape))
+        padding = next((each for each in told if each is not None), None)
+        return padding or _masked(tensor, batch, loaded)
+
+
+def _masked(tensor: torch.Tensor, batch: Any, loaded: Iterable[torch.Tensor]) -> Padding | None:
+    """Returns how much of a batch is padding by the masks in it. Masked pictures may lack colours."""
+    if tensor.dim() > MAX_MASKED:
+        return None
+    for lengths in _told_by_masks(batch, tensor):
+        padding = padding_after(tensor, lengths)
+        if padding is None:
+            continue
+        others = [
+            each
+            for each in chain(tensors_in(batch), loaded)
+            if each is not tensor and each.shape == tensor.shape and each.is_cpu
+            if each.is_floating_point() and each.layout is torch.strided
+        ]
+        return MaskedPadding(*padding) if all(padding_after(each, lengths) for each in others) else None
+    return None
 
 
 def padding_beside(given: Any) -> Padding | None:
@@ -94,7 +123,7 @@ def padding_beside(given: Any) -> Padding | None:
         return None
     found: list[Padding] = []
     with torch.no_grad():
-        for each in _tensors(given):
+        for each in tensors_in(given):
             if each is tensor or each.dim() != 2 or each.dtype not in WIDE or len(each) != len(tensor):
                 continue
             padding = padding_of(each) if _may_be_tokens(each) else None
@@ -229,7 +258,7 @@ def _told_by_masks(batch: Any, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields what masks beside a tensor of sequences may say of their lengths: one number of 0 or 1 for
     each place, of which each row's first ones are of one kind, and the rest of the other."""
     shape = tensor.shape
-    for mask in _tensors(batch):
+    for mask in tensors_in(batch):
         if mask is tensor or not mask.numel():
             continue
         if mask.dim() != 2 or not mask.is_cpu or mask.layout is not torch.strided or mask.is_nested:
@@ -249,14 +278,14 @@ def _told_by_masks(batch: Any, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
                     yield lengths
 
 
-def _tensors(batch: Any, depth: int = MAX_DEPTH) -> Iterator[torch.Tensor]:
+def tensors_in(batch: Any, depth: int = MAX_DEPTH) -> Iterator[torch.Tensor]:
     """Yields the tensors among the first few parts of nested sequences and mappings."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif depth and isinstance(batch, (tuple, list, Mapping)):
         parts = batch.values() if isinstance(batch, Mapping) else batch
         for part in islice(parts, MAX_PARTS):
-            yield from _tensors(part, depth - 1)
+            yield from tensors_in(part, depth - 1)
 
 
 def _runs(ids: torch.Tensor, *, some: bool = False) -> Padding:

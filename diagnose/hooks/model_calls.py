@@ -17,7 +17,7 @@ from diagnose.hooks._batch import first_tensor
 from diagnose.hooks._contents import MOST_KEPT, MOST_ROWS, Contents, Key, contents_of
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._looks import added
-from diagnose.hooks._padding import Padding, padding_beside, padding_in
+from diagnose.hooks._padding import MaskedPadding, Padding, padding_beside, padding_in, tensors_in
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -151,6 +151,7 @@ class _Look:
         self._padding: list[Padding] = []
         self._loaded: list[Padding] = []
         self._beside: list[Padding] = []
+        self._batch: list[weakref.ref[torch.Tensor]] = []
         self._batch_size: int | None = None
         self._autocast: str | None = None
 
@@ -185,6 +186,7 @@ class _Look:
 
     def note_loaded(self, batch: Any) -> None:
         """A loader gave a batch: on a device nothing is asked of what the model gets of it."""
+        self._batch = [weakref.ref(each) for each in tensors_in(batch)]
         padding = padding_in(batch)
         if padding is not None:
             self._loaded.append(padding)
@@ -200,7 +202,8 @@ class _Look:
         if tensor is None or not tensor.dim():
             return
         self._batch_size = len(tensor)
-        padding = padding_in(given)
+        there = (each() for each in self._batch)
+        padding = padding_in(given, [each for each in there if each is not None])
         if padding is not None:
             self._padding.append(padding)
         elif (beside := padding_beside(given)) is not None:
@@ -315,6 +318,7 @@ class _Look:
             "overlong_share": sum(batch.overlong for batch in padded) / tokens if tokens else None,
             "padded_tokens": tokens / len(padded) if padded else None,
             "padded_beside": bool(padded) and padded is self._beside,
+            "padded_masked": any(isinstance(each, MaskedPadding) for each in padded),
             "batch_size": self._batch_size,
             "autocast_dtype": self._autocast,
             "file": file,

@@ -53,7 +53,8 @@ class EpochBoundaryStall(Rule):
     it, or their start is the smaller part: the sampler draws or sorts its order, the dataset opens its
     files anew, or workers that were idle have to fill their queues again. Or the loop itself makes the
     epoch ready: it shuffles files, cuts windows, builds a dataset anew. Where no loader tells when an epoch
-    begins, steps that come regularly do, if they are as much longer as the lines that make batches take.
+    begins, steps that come regularly do, if they are as much longer as the lines that make batches take;
+    what makes them so may be a part of the data that is read every so many steps.
 
     ## What to do
     Make epochs longer (`RepeatedSampler`, several passes per iteration), draw the order once, and open
@@ -165,6 +166,8 @@ class EpochBoundaryStall(Rule):
             seen = max(making, key=lambda line: line.share)
             why = f"Most of it passes in {named(seen)}, before the step has its batch."
             fix = "Do what is the same for each epoch once before the first, and what is not in workers."
+            if loader is None:
+                fix = "Do once, before the loop, what is the same each time, and the rest in workers."
         elif draws:
             why = "The training thread draws the order of the samples, for"
             why += f" {format_share(wait_ns / stats.epoch_start_ns)} of that."
@@ -174,18 +177,17 @@ class EpochBoundaryStall(Rule):
             )
         elif loader is not None and loader.num_workers and begins_anew(profile, loader):
             fix = f"{KEEP_ITERATOR}. {EMPTIED}"
+        starts = "The beginning of each epoch" if loader is not None else "A long wait every so many steps"
+        began = "epochs began" if loader is not None else "such steps were seen"
         return Finding(
             rule=self.name,
-            summary=(
-                f"The beginning of each epoch costs {format_share(lost_ns / profile.step_time_ns)} of the"
-                " time."
-            ),
+            summary=f"{starts} costs {format_share(lost_ns / profile.step_time_ns)} of the time.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=lost_ns,
             assumption="an epoch begins as fast as it goes on",
             evidence=(
-                f"{stats.epoch_starts} epochs began; each made the loop wait"
+                f"{stats.epoch_starts} {began}; each made the loop wait"
                 f" {format_duration(lost_ns * profile.steps.measured / stats.epoch_starts)} longer than"
                 " usual.",
                 why,

@@ -28,6 +28,9 @@ on the length."""
 PACKED = ("PackPaddedSequence", "EmbeddingBag", "Nested", "Jagged", "Varlen", "VarLen")
 """Parts of the names of operations that leave padding out."""
 
+RECURRENT = ("Rnn", "Lstm", "LSTM", "Gru", "GRU", "UnsafeSplit")
+"""Parts of the names of operations that are recurrent layers, or their gates."""
+
 NEAR = 0.15
 """Products whose rows are within this of the tokens without padding compute these alone. Batches differ."""
 
@@ -36,6 +39,8 @@ PER_TOKEN = 0.1
 
 HALF = Calls(num_steps=4, padding_share=0.5, padded_tokens=2048)
 BESIDE = replace(HALF, padded_beside=True)
+MASKED = replace(HALF, padded_masked=True)
+RECURS = Graph(num_nodes=9, names={"MkldnnRnnLayerBackward0": 1})
 ENCODES = Graph(num_nodes=9, names={"ConvolutionBackward0": 8}, product_rows=2000)
 
 
@@ -55,8 +60,9 @@ class PaddingWaste(Rule):
     Fixed shapes are wanted, for a compiler or an accelerator that needs them. A model that leaves the
     filling out is not named, if its graph shows that: by packed sequences, nested tensors or bags of
     embeddings, or by products of as many rows as there are tokens without it. Token ids that stand beside a
-    model's first input are named only where most products have a row for each token. Where a mask says that
-    sequences end early, they may have been cut for the model to continue them, which is no padding.
+    model's first input are named only where most products have a row for each token; what only a mask tells
+    of, also in recurrent layers. Where a mask says that sequences end early, they may have been cut for the
+    model to continue them, which is no padding, and is known where the loader's batch has the rest.
     """
 
     needs = ("program.calls.padding_share",)
@@ -66,6 +72,8 @@ class PaddingWaste(Rule):
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=2048))),
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=32))),
         profile(program=Program(calls=BESIDE, graph=Graph(num_nodes=9, product_rows=2000))),
+        profile(program=Program(calls=MASKED, graph=Graph(num_nodes=9, product_rows=2000))),
+        profile(program=Program(calls=MASKED, graph=RECURS)),
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.08, overlong_share=0.08))),
     )
     silent_on = (
@@ -75,6 +83,9 @@ class PaddingWaste(Rule):
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, names={"PackPaddedSequence": 1}))),
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=1060))),
         profile(program=Program(calls=BESIDE)),
+        profile(program=Program(calls=MASKED)),
+        profile(program=Program(calls=MASKED, graph=Graph(num_nodes=9, product_rows=32))),
+        profile(program=Program(calls=MASKED, graph=ENCODES)),
         profile(program=Program(calls=BESIDE, graph=Graph(num_nodes=9, product_rows=32))),
         profile(program=Program(calls=BESIDE, graph=ENCODES)),
     )
@@ -94,6 +105,8 @@ class PaddingWaste(Rule):
         if share < MIN_OVERLONG or leaves_padding_out(profile.program):
             return None
         if calls.padded_beside and not computes_each(profile.program):
+            return None
+        if calls.padded_masked and not (computes_each(profile.program) or goes_on(profile.program)):
             return None
         parts = of_tokens(profile, share)
         lost = {phase: part * profile.spent_ns(phase) for phase, part in parts.items()}
@@ -144,6 +157,12 @@ def computes_each(program: Program) -> bool:
     if any("onvolution" in name for name in graph.names):
         return False
     return abs(graph.product_rows - calls.padded_tokens) <= PER_TOKEN * calls.padded_tokens
+
+
+def goes_on(program: Program) -> bool:
+    """Whether the graph has a recurrent layer, which goes from each token to the next."""
+    names = program.graph.names if program.graph is not None else {}
+    return any(part in name for name in names for part in RECURRENT)
 
 
 def leaves_padding_out(program: Program) -> bool:

@@ -45,6 +45,7 @@ class Effects:
         self._computes: set[str] = set()
         self._made: set[str] = set()
         self._later: set[str] = set()
+        self._read_by: dict[frozenset[str], frozenset[str]] = {}
         calls: defaultdict[str, set[str]] = defaultdict(set)
         modules: set[str] = set()
         for file, tree in trees.items():
@@ -110,9 +111,15 @@ class Effects:
         """Whether objects are made with a module in this attribute, `self.net`."""
         return attribute in self._modules
 
-    def read_by(self, methods: Iterable[str]) -> set[str]:
+    def read_by(self, methods: Iterable[str]) -> frozenset[str]:
         """Returns what methods of such names read of their object, `self.rows`, by themselves and by the
         other methods of it that they call."""
+        asked = frozenset(methods)
+        if asked not in self._read_by:
+            self._read_by[asked] = frozenset(self._find_read_by(asked))
+        return self._read_by[asked]
+
+    def _find_read_by(self, methods: Iterable[str]) -> set[str]:
         found: set[str] = set()
         known: set[str] = set()
         pending = set(methods)
