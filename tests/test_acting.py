@@ -132,6 +132,31 @@ def sim_reset():
     assert simulators_of(ast.parse(text)) == {"simulate", "sim_reset"}
 
 
+@pytest.mark.parametrize(
+    "simulate",
+    [
+        "def simulate(z, action):\n    return predict_next(z, action)",
+        "def simulate(z, action):\n    return dreams.following(z, action)",
+        "def simulate(params, z, a):\n    h = torch.tanh(z @ params.w1)\n    return h, h @ params.w_r",
+        "def simulate(z, *, wm_params):\n    return z @ wm_params[0]",
+        "def simulate(z, a):\n    return functional_call(wm, held, (z, a))",
+        "def simulate(z, a):\n    return torch.utils.checkpoint.checkpoint(rnn, z, a)",
+        "def simulate(z, a):\n    return reduce(world_model, a, z)",
+    ],
+)
+def test_a_simulation_by_what_is_imported_or_of_weights_may_be_imagined(simulate):
+    imports = """
+import torch.utils.checkpoint
+import dreams
+from functools import reduce
+from torch.func import functional_call
+from world_model import predict_next
+"""
+    assert not simulators_of(ast.parse(imports + simulate))
+    surely = "def simulate(z, env_params):\n    return torch.tanh(z) * env_params.scale"
+    assert simulators_of(ast.parse(imports + surely)) == {"simulate"}
+
+
 BOARD = """
 class Board:
     def step(self, move):

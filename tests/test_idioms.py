@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
@@ -380,6 +381,31 @@ def test_a_line_that_only_calls_a_package_that_draws_or_logs_is_logging(via: str
 
 def test_a_file_without_text_has_no_idioms():
     assert Idioms(Places(Sources())).of([("<stdin>", 3, "<module>")]) == ()
+
+
+CONSISTENT = """
+class Consistent(nn.Module):
+    def forward(self, logits, q):
+        v, b, c = logits.shape
+        mean = logits.mean(0)
+        return sum((p.softmax(-1) - mean).square().sum() for p in logits) / v
+
+    def each(self, x):
+        return sum(x[:, i].exp() for i in range(9))
+"""
+
+
+def test_rows_of_what_was_given_may_be_few_and_large_and_indices_are_many(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(CONSISTENT)
+    idioms = Idioms(Places(Sources()))
+
+    def told(text: str, function: str) -> tuple[str, ...]:
+        (line,) = (n for n, each in enumerate(CONSISTENT.splitlines(), 1) if text in each)
+        return idioms.of([(str(script), line, function)], Phase.FORWARD)
+
+    assert told("for p in logits", "Consistent.forward") == ("python-loop", "slices", "rows")
+    assert told("for i in range", "Consistent.each") == ("python-loop", "slices")
 
 
 ATTENDING = """

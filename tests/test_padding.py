@@ -146,6 +146,35 @@ def test_token_ids_beside_the_first_tensor_count_for_themselves():
     assert padding_beside((user, history.float())) is None
     assert padding_beside((user, torch.randint(1, 50, (4, 20)))) == (0, 0, 80), "a table"
     assert padding_beside((history,)) is None, "the first tensor itself"
+    features = torch.randn(4, 20, 3) * (history > 0)[:, :, None]
+    assert padding_beside((features, history)) == (32, 0, 80), "filled up like the tokens"
+    assert padding_beside((features.flip(1), history.flip(1))) == (32, 0, 80)
+
+
+def test_masks_labels_and_kinds_beside_the_first_tensor_are_no_padding():
+    embedded = torch.randn(4, 21, 16)
+    labels = torch.randint(5, 50, (4, 21))
+    for row, asked in enumerate((9, 14, 11, 12)):
+        labels[row, :asked] = -100  # the prompt
+    atoms = torch.tensor([6] * 9 + [8] * 4 + [1] * 8).expand(4, 21)
+    ends = torch.randint(1, 50, (4, 21))
+    for row, length in enumerate((9, 14, 21, 12)):
+        ends[row, length:] = 0  # silence: the frames go on
+    speakers = torch.zeros(4, 21, dtype=torch.long)
+    for beside in (torch.ones_like(labels), speakers, labels, atoms, ends):
+        assert not padding_beside({"inputs_embeds": embedded, "beside": beside})
+        assert not padding_in({"inputs_embeds": embedded, "beside": beside})
+    mask = (torch.arange(21) < torch.tensor([[21], [9], [14], [12]])).long()
+    assert padding_beside((torch.randn(4, 3), mask)) is None
+
+
+def test_a_first_tensor_is_no_mask_of_its_own_and_an_empty_one_says_nothing():
+    levels = (torch.arange(20) < torch.tensor([[20], [5], [14], [9]])).float()
+    assert padding_in(levels) is None, "a thermometer code"
+    assert padding_in((levels, torch.arange(4))) is None
+    empty = torch.zeros(0, 20)
+    assert padding_in((empty, empty.clone())) is None
+    assert padding_in((torch.randn(4, 0), torch.zeros(4, 0))) is None
 
 
 LENGTHS = torch.tensor([24, 9, 15, 3, 20, 12, 6, 18])

@@ -27,6 +27,7 @@ from diagnose.source.purposes import (
     METRIC,
     PYTHON_LOOP,
     ROLLOUT,
+    ROWS,
     SAVE,
     SLICES,
     SYNC,
@@ -178,7 +179,7 @@ def source_lines(
 
 def _says_how(idiom: Sequence[str], *, waits: bool) -> bool:
     """Whether idioms say how a line works, and not what for."""
-    return not set(idiom) - ({PYTHON_LOOP, SLICES, CHAIN} | (set() if waits else {SYNC}))
+    return not set(idiom) - ({PYTHON_LOOP, SLICES, ROWS, CHAIN} | (set() if waits else {SYNC}))
 
 
 def _scores(stack: Sequence[Frame], roles: Roles, results: Results) -> bool:

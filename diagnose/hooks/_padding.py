@@ -25,6 +25,9 @@ MAX_ELEMENTS = 1 << 20
 MIN_COLUMNS = 8
 """Of fewer columns each may be a sequence, or a feature of a table, which is no sequence."""
 
+FEW_FEATURES = 8
+"""So many of a place's numbers tell whether it is filled up."""
+
 MIN_ROWS, MIN_LENGTH = 2, 4
 
 WIDE = (torch.int32, torch.int64)
@@ -88,7 +91,7 @@ def _masked(tensor: torch.Tensor, batch: Any, loaded: Iterable[torch.Tensor]) ->
     """Returns how much of a batch is padding by the masks in it. Masked pictures may lack colours."""
     if tensor.dim() > MAX_MASKED:
         return None
-    for lengths in _told_by_masks(batch, tensor.shape):
+    for lengths in _told_by_masks(batch, tensor):
         padding = padding_after(tensor, lengths)
         if padding is None:
             continue
@@ -106,6 +109,9 @@ def padding_beside(given: Any) -> Padding | None:
     """Returns how much of what a model is called with is padding, where its first tensor tells nothing and
     token ids of as many rows stand beside it: `model(user, history)`. Of several the most padded count.
 
+    Only runs that differ in length from row to row count here, of values that are no mask's and no labels';
+    and where the first tensor has a place for each token, it must be filled up there as well.
+
     Args:
         given: Nested sequences and mappings of tensors.
 
@@ -115,12 +121,44 @@ def padding_beside(given: Any) -> Padding | None:
     tensor = first_tensor(given)
     if tensor is None or not tensor.dim():
         return None
-    found = (
-        padding_of(each)
-        for each in tensors_in(given)
-        if each is not tensor and each.dim() == 2 and each.dtype in WIDE and len(each) == len(tensor)
-    )
-    return max((each for each in found if each is not None), default=None)
+    found: list[Padding] = []
+    with torch.no_grad():
+        for each in tensors_in(given):
+            if each is tensor or each.dim() != 2 or each.dtype not in WIDE or len(each) != len(tensor):
+                continue
+            padding = padding_of(each) if _may_be_tokens(each) else None
+            if padding is None or (padding.padding and padding.overlong == padding.padding):
+                continue
+            if not padding.padding or _is_filled(tensor, each, padding.padding):
+                found.append(padding)
+    return max(found, default=None)
+
+
+def _may_be_tokens(ids: torch.Tensor) -> bool:
+    """Whether whole numbers in host memory are no labels (-100), no mask or kind of two values, and no rows
+    that are all alike, such as the atoms of one molecule."""
+    if not ids.is_cpu or not 0 < ids.numel() <= MAX_ELEMENTS:
+        return False
+    return int(ids.min()) >= 0 and int(ids.max()) > 1 and bool((ids != ids[0]).any())
+
+
+def _is_filled(tensor: torch.Tensor, ids: torch.Tensor, padding: int) -> bool:
+    """Whether a tensor is of one value for each feature where these ids have so much padding, if it has a
+    place for each of them: frames have labels that end alike, and go on themselves."""
+    if tensor.shape[:2] != ids.shape:
+        return True
+    if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    while tensor.dim() > 3:
+        tensor = tensor[..., 0]
+    features = tensor.reshape(*ids.shape, -1)[..., :FEW_FEATURES]
+    for rows, numbers in ((ids, features), (ids.flip(1), features.flip(1))):
+        if _runs(rows).padding == padding:
+            run = (rows == rows[:, -1].mode().values).flip(1).to(torch.int64).cumprod(1).flip(1).bool()
+            filling = numbers[run]
+            if bool((filling == filling[0]).all()):
+                return True
+    return False
 
 
 def padding_of(ids: torch.Tensor) -> Padding | None:
@@ -216,10 +254,13 @@ def _lengths(batch: Any, shape: torch.Size, depth: int = MAX_DEPTH) -> Iterator[
             yield from _lengths(part, shape, depth - 1)
 
 
-def _told_by_masks(batch: Any, shape: torch.Size) -> Iterator[torch.Tensor]:
-    """Yields what masks beside sequences of such a shape may say of their lengths: one number of 0 or 1 for
+def _told_by_masks(batch: Any, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yields what masks beside a tensor of sequences may say of their lengths: one number of 0 or 1 for
     each place, of which each row's first ones are of one kind, and the rest of the other."""
+    shape = tensor.shape
     for mask in tensors_in(batch):
+        if mask is tensor or not mask.numel():
+            continue
         if mask.dim() != 2 or not mask.is_cpu or mask.layout is not torch.strided or mask.is_nested:
             continue
         for kind in (mask, mask.t()):

@@ -57,6 +57,13 @@ Cells win least, a module for the whole sequence most."""
 LOOPS = {"slices", "chain"}
 """Idioms of loops whose turns one operation on the whole tensor can do, or one kernel that is compiled."""
 
+ROWS = "rows"
+"""Idiom of those of `slices` of which there may be few, and large ones: views, heads, codebooks."""
+
+MANY_SMALL = 0.25
+"""Part of the operations that are small where rows are taken to be: two views of a batch of pictures are
+large, and the layers that make them."""
+
 SAVED_OF_LINES = (0.4, 0.9)
 """Likewise, of a loop of the script's over slices, whose size was not seen; at most all of it."""
 
@@ -93,6 +100,9 @@ def beside_a_loop(num_ops: int, took_ms: float, depth: int = 0, **facts: Any) ->
 
 LAGS = at("x = x + x.roll(lag, 1).clamp(-1, 1)", 0.2, "python-loop", "chain", phase=Phase.FORWARD)
 COLUMNS = at("means[:, i] = (x[:, i] - 0.5) / 0.2", 0.2, "python-loop", "slices", phase=Phase.FORWARD)
+OF_ROWS = at(
+    "x = stack([r - r.mean() for r in x])", 0.2, "python-loop", "slices", "rows", phase=Phase.FORWARD
+)
 LAYERS = at("h = torch.relu(layer(h))", 0.6, "python-loop", phase=Phase.FORWARD)
 
 
@@ -112,7 +122,8 @@ class SmallOperators(Rule):
     ## When it is wrong
     A compiler that does not support the model. A model
     of many small layers is slow to call, too, and not named: nothing in it is done twice. Of a loop
-    without gradients only its line is seen, not how large its tensors are. On a device the same shows
+    without gradients only its line is seen, not how large its tensors are; one over rows that may be few,
+    and large, is named only where many of the model's operations are small. On a device the same shows
     as idleness between kernels: `launch-bound`.
     """
 
@@ -126,6 +137,7 @@ class SmallOperators(Rule):
         profile(step_ms=20, program=Program(graph=graph_of(400, depth=240))),
         profile(step_ms=20, program=Program(graph=graph_of(22)), where=(COLUMNS,)),
         profile(step_ms=20, program=Program(graph=graph_of(22)), where=(LAGS,)),
+        profile(step_ms=20, program=Program(graph=graph_of(22)), where=(OF_ROWS,)),
         profile(step_ms=35, program=beside_a_loop(110, 6)),
         profile(step_ms=35, program=beside_a_loop(110, 6, depth=100, names={"PackPaddedSequence": 1})),
     )
@@ -140,6 +152,7 @@ class SmallOperators(Rule):
             program=Program(graph=graph_of(400, tensors=1), models=(Model(kind="Net", num_tensors=200),)),
         ),
         profile(step_ms=20, program=Program(graph=graph_of(22)), where=(LAYERS,)),
+        profile(step_ms=20, program=Program(graph=graph_of(22, elements=1_000_000)), where=(OF_ROWS,)),
         profile(
             step_ms=20,
             program=Program(graph=replace(graph_of(400), names={"PackPaddedSequence": 1})),
@@ -258,10 +271,14 @@ class SmallOperators(Rule):
         )
 
     def _in_lines(self, profile: Profile) -> Finding | None:
+        graph = profile.program.graph
+        assert graph is not None
+        small = graph.small_ops.num_ops >= max(1.0, MANY_SMALL * graph.total.num_ops)
         lines = [
             line
             for line in profile.where
             if line.phase is Phase.FORWARD and LOOPS & set(line.idiom) and not line.in_worker
+            if small or ROWS not in line.idiom
         ]
         share = share_of(lines)
         if share < MIN_LINE_SHARE:

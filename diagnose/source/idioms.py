@@ -24,6 +24,7 @@ from diagnose.source.purposes import (
     METRIC,
     PYTHON_LOOP,
     ROLLOUT,
+    ROWS,
     SCHEDULE,
     SLICES,
     SYNC,
@@ -76,10 +77,10 @@ BESIDE_THE_MODEL = (Phase.OPTIMIZER, Phase.OTHER)
 NAMELESS = (*MODEL, Phase.DATA_WAIT)
 """Phases in which names are of what is computed: `log_mel`, `clip_frames`."""
 
-OF_A_CALL = {PYTHON_LOOP, SLICES, CHAIN, ATTENTION}
+OF_A_CALL = {PYTHON_LOOP, SLICES, ROWS, CHAIN, ATTENTION}
 """What may be said of a line whose time is that of a module which it calls: `print(model(x))`."""
 
-LOOPS = {PYTHON_LOOP, SLICES, CHAIN}
+LOOPS = {PYTHON_LOOP, SLICES, ROWS, CHAIN}
 """Ways in which a line works, whatever for."""
 
 OF_TURNS = {CLIP, EMA, UPDATE}

@@ -17,6 +17,7 @@ from diagnose.source.purposes import (
     LOG,
     METRIC,
     PYTHON_LOOP,
+    ROWS,
     SAVE,
     SCHEDULE,
     SLICES,
@@ -131,6 +132,8 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         yield PYTHON_LOOP
         if takes_slices(place.statement, place.loops, nodes, place.function):
             yield SLICES
+            if not takes_slices(place.statement, place.loops, nodes):
+                yield ROWS
         if is_chain(place.statement, place.loops, nodes):
             yield CHAIN
 
