@@ -41,6 +41,11 @@ def test_a_line_that_uses_no_cpu_waits_whatever_it_calls():
     assert line.idiom == ("wait",)
 
 
+def test_so_does_one_that_makes_a_batch():
+    (line,) = with_waits([replace(LINE, phase=Phase.DATA_WAIT)], log_of(0.95), QUIET)
+    assert line.idiom == ("wait",)
+
+
 def test_a_thread_that_computes_for_less_time_than_a_line_waits_does_not_hold_it_up():
     host = replace(QUIET, python_threads=(PythonThread(name="server", cpus=0.08),))
     (line,) = with_waits([LINE], log_of(0.95), host)
@@ -59,6 +64,7 @@ def test_a_thread_that_computes_for_less_time_than_a_line_waits_does_not_hold_it
         ({"between": 0.1}, 0.95, QUIET, "cpu"),
         ({"phase": Phase.DATA_WAIT}, 0.95, replace(QUIET, read_bytes_per_s=1e7), "cpu"),
         ({"phase": Phase.FORWARD}, 0.95, QUIET, "cpu"),
+        ({"phase": Phase.DATA_WAIT, "share": 0.06, "between": 0.06}, 0.95, QUIET, "cpu"),
     ],
 )
 def test_a_line_with_another_reason_to_stand_still_keeps_its_idiom(changes, off_cpu, host, device):

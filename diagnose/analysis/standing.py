@@ -29,6 +29,11 @@ LEAST_OF_ITS_OWN = 0.5
 """Part of a line's time that it waits at least besides what it can have waited for the interpreter lock: no
 longer than other Python threads of the process computed."""
 
+LEAST_OF_A_BATCH = 0.1
+"""Part of the step that a line which makes a batch takes at least. Operations that torch divides among
+threads stand still there for each other's sake: on two CPUs such lines were told to wait for 3 to 6 % of
+healthy steps."""
+
 MAX_READ_BYTES_PER_S = 1e6
 """Bytes from the disk at most: else a line that makes a batch waits for those."""
 
@@ -65,6 +70,8 @@ def _waits(line: SourceLine, held: float) -> bool:
         line: It.
         held: CPUs that other Python threads of the process use.
     """
+    if line.phase is Phase.DATA_WAIT and line.share < LEAST_OF_A_BATCH:
+        return False
     own = line.between > line.share / 2 and not line.trains and not is_training(line.via)
     off_cpu = line.off_cpu or 0.0
     unlocked = line.share * off_cpu - held
