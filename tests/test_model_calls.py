@@ -152,16 +152,17 @@ def test_another_model_with_the_same_samples_does_not_compute_them_again():
     assert (facts["repeated"], facts["untrained"], facts["repeated_share"]) == (0.0, 1.0, 0.0)
 
 
-@pytest.mark.parametrize("of_all", [False, True])
+@pytest.mark.parametrize("again", [0, 6, 24])
 @pytest.mark.parametrize("how", ["judged", "judged_with_grad"])
 def test_a_call_in_evaluation_mode_is_counted_apart_unless_each_step_trains_on_all_there_is(
-    how: str, of_all: bool
+    how: str, again: int
 ):
+    """Some samples of a small data set may come again in each step."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
     everything = torch.randn(24, 4)
 
     def step(number: int) -> None:
-        x = everything if of_all else torch.randn(24, 4)
+        x = torch.cat([everything[:again], torch.randn(24 - again, 4)])
         net.train()(x)
         net.eval()
         with torch.set_grad_enabled(how == "judged_with_grad"):
@@ -170,7 +171,7 @@ def test_a_call_in_evaluation_mode_is_counted_apart_unless_each_step_trains_on_a
 
     facts = told([net], step)
     counted = {each: facts[each] for each in ("repeated", "judged", "judged_with_grad") if facts[each]}
-    assert counted == ({} if of_all else {how: 1.0})
+    assert counted == ({} if again == len(everything) else {how: 1.0})
 
 
 @pytest.mark.parametrize("stepped", [False, True])

@@ -30,6 +30,10 @@ MOST_CALLS = 512
 MOST_KEPT_OF = 8
 """Of so many first ones, where they train, more samples are kept."""
 
+FRESH = 0.5
+"""Part of a batch that no other step has trained on, where it is a batch: the samples of a small data set,
+or of one that is drawn with replacement, come again within a few steps."""
+
 MOST_ALIKE = 8
 """Calls that are remembered with one sample."""
 
@@ -284,16 +288,19 @@ class _Look:
                 for before in trained_on.get(key, ()):
                     if id(before) not in covering:
                         covering[id(before)] = before.covers(call)
-                    # In evaluation mode, what every step trains on is evaluated: it is the whole data set.
-                    fresh = call.training or self._first_on[key].step == self._last_on[key]
                     here, there = (each.contents.beside[key] for each in (call, before))
-                    if covering[id(before)] and fresh and here <= there:
+                    if covering[id(before)] and here <= there:
                         return True
             return False
 
         contents = call.contents
         keys = contents.rows or (contents.whole,)
-        return all(key is not None and is_known(key) for key in keys)
+        known = [key for key in keys if key is not None and is_known(key)]
+        if len(known) < len(keys):
+            return False
+        # In evaluation mode, what every step trains on is evaluated: it is the whole data set.
+        fresh = sum(self._first_on[key].step == self._last_on[key] for key in known)
+        return call.training or fresh >= FRESH * len(known)
 
     def _remember(self, call: Call) -> None:
         for key in {*call.contents.rows, call.contents.whole}:
