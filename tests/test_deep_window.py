@@ -23,6 +23,7 @@ from diagnose.analysis.profile import load_profile, load_series
 from diagnose.core.deep_window import OURS, WorkClass
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.profile import Profile
+from diagnose.hooks._curious import settle
 from diagnose.hooks._recorder import Recorder
 from diagnose.launch import deep_window, deep_window_profiler, deep_window_under_way
 from diagnose.launch.deep_window_count import Counting
@@ -413,3 +414,14 @@ def test_where_kinetos_level_is_hidden_it_is_silent_all_the_same(tmp_path: Path)
     )
     ended = run(sys.executable, "-c", script, cwd=tmp_path)
     assert (ended.code, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_once_a_window_is_over_the_hooks_may_look_away_at_once(tmp_path: Path) -> None:
+    recorder = Recorder()
+    windows = deep_window.DeepWindows(recorder, tmp_path, "3:2")
+    assert recorder.on_boundary is not None
+    recorder.curious, recorder.steps = False, 64
+    settle(recorder)
+    assert recorder.calm_when_told == 0
+    windows._watch_no_more()
+    assert recorder.calm_when_told == recorder.thread

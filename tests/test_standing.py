@@ -41,8 +41,10 @@ def test_a_line_that_uses_no_cpu_waits_whatever_it_calls():
     assert line.idiom == ("wait",)
 
 
-def test_so_does_one_that_makes_a_batch():
-    (line,) = with_waits([replace(LINE, phase=Phase.DATA_WAIT)], log_of(0.95), QUIET)
+@pytest.mark.parametrize("share, via", [(0.3, ""), (0.06, "redis/client.py:9 get")])
+def test_so_does_one_that_makes_a_batch(share: float, via: str):
+    before = replace(LINE, phase=Phase.DATA_WAIT, share=share, between=share, via=via)
+    (line,) = with_waits([before], log_of(0.95), QUIET)
     assert line.idiom == ("wait",)
 
 

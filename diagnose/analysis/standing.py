@@ -70,7 +70,8 @@ def _waits(line: SourceLine, held: float) -> bool:
         line: It.
         held: CPUs that other Python threads of the process use.
     """
-    if line.phase is Phase.DATA_WAIT and line.share < LEAST_OF_A_BATCH:
+    of_torch = not line.via or line.via.startswith("torch/")
+    if line.phase is Phase.DATA_WAIT and line.share < LEAST_OF_A_BATCH and of_torch:
         return False
     own = line.between > line.share / 2 and not line.trains and not is_training(line.via)
     off_cpu = line.off_cpu or 0.0

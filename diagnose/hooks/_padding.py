@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from diagnose.hooks._batch import MAX_DEPTH, first_tensor
+from diagnose.hooks._batch import MAX_DEPTH, first_tensor, parts_of
 
 MAX_STRAY_SHARE = 0.02
 """A padding token is hardly ever found between others."""
@@ -96,10 +96,11 @@ def _masked(tensor: torch.Tensor, batch: Any, loaded: Iterable[torch.Tensor]) ->
         if padding is None:
             continue
         others = [
-            each
+            each[:, : tensor.shape[1]]
             for each in chain(tensors_in(batch), loaded)
-            if each is not tensor and each.shape == tensor.shape and each.is_cpu
-            if each.is_floating_point() and each.layout is torch.strided
+            if each is not tensor and each.is_cpu and each.is_floating_point()
+            if each.layout is torch.strided and not each.is_nested and each.dim() > 1
+            if len(each) == len(tensor) and each.shape[1] >= tensor.shape[1]
         ]
         return MaskedPadding(*padding) if all(padding_after(each, lengths) for each in others) else None
     return None
@@ -282,9 +283,8 @@ def tensors_in(batch: Any, depth: int = MAX_DEPTH) -> Iterator[torch.Tensor]:
     """Yields the tensors among the first few parts of nested sequences and mappings."""
     if isinstance(batch, torch.Tensor):
         yield batch
-    elif depth and isinstance(batch, (tuple, list, Mapping)):
-        parts = batch.values() if isinstance(batch, Mapping) else batch
-        for part in islice(parts, MAX_PARTS):
+    elif depth:
+        for part in islice(parts_of(batch), MAX_PARTS):
             yield from tensors_in(part, depth - 1)
 
 

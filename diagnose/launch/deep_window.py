@@ -139,6 +139,7 @@ class DeepWindows:
     def _watch_no_more(self) -> None:
         if self._recorder.on_boundary == self._boundary:
             self._recorder.on_boundary = None
+            self._recorder.rest_until(0)  # nobody is asked any more: the hooks may look away again
 
     def _end_from_outside(self, window: Window) -> None:
         """Asks the main thread to end a window between two of its instructions: no step may end any more.

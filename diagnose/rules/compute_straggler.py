@@ -243,7 +243,9 @@ def _left_ns(profile: Profile, phase: Phase, longer_ns: float) -> float:
     """Returns what of the first rank's lateness in a phase no other rule names: not what it evaluates, be
     it in every step, but what a teacher or one that writes texts computes there for the training itself."""
     if phase is Phase.EVALUATION:
-        return min(longer_ns, max(teaching_ns(profile), generating_ns(profile)))
+        others_ns = median(rank.phase_time_ns.get(phase, 0.0) for rank in profile.ranks[1:])
+        known_ns = max(teaching_ns(profile), generating_ns(profile)) - others_ns
+        return max(0.0, min(longer_ns, known_ns))
     return 0.0 if phase in OF_FIRST else longer_ns
 
 

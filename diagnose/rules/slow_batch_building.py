@@ -123,6 +123,18 @@ class SlowBatchBuilding(Rule):
             where=(FED, DRAWN),
         ),
         profile(data_wait_ms=20, program=SERIAL, input=InputStats(steady_wait_ns=2e6), where=(DUSTED,)),
+        profile(  # something else than the batches begins the epochs, such as targets of the loss
+            data_wait_ms=20,
+            program=SERIAL,
+            input=InputStats(
+                epoch_starts=9,
+                epoch_start_ns=0.0,
+                epoch_start_gap_ns=40e6,
+                steady_gap_ns=19.5e6,
+                steady_wait_ns=1e6,
+            ),
+            where=(replace(DUSTED, share=0.19, between=0.19),),
+        ),
         profile(data_wait_ms=22, program=SERIAL, input=DRAWN_ALONE, where=(DRAWN, HANDED)),
         profile(
             step_ms=4,
@@ -322,7 +334,9 @@ def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
     seen_ns = sum(line.share for line in lines) * profile.step_time_ns
     start_ns, others_ns = stats.epoch_start_gap_ns, profile.spent_ns(Phase.OTHER)
     if is_fed:
-        least_ns = max(seen_ns - stats.steady_gap_ns, start_ns - others_ns)
+        least_ns = seen_ns - stats.steady_gap_ns
+        if start_ns <= seen_ns / AS_MUCH:  # else something else begins the epoch, such as targets of a loss
+            least_ns = max(least_ns, start_ns - others_ns)
         return max(0.0, min(start_ns, seen_ns, least_ns)), lines
     alike = start_ns >= AS_MUCH * seen_ns
     largest_ns = max(line.share for line in lines) * profile.step_time_ns
