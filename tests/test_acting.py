@@ -237,6 +237,9 @@ def test_what_is_called_an_environment_may_be_told_in_other_words_than_step():
         "game_history.push(move)",
         "world_model.advance(feat, move)",
         "self.world_model.step(feat, move)",
+        "self.world_models[k].step(feat, move)",
+        "world_models[order[k]].advance(feat, move)",
+        "env_pools[self.k].pool.push(view, move)",
     ],
 )
 def test_what_keeps_the_answers_of_an_environment_or_imagines_them_is_none(other: str):
@@ -244,7 +247,10 @@ def test_what_keeps_the_answers_of_an_environment_or_imagines_them_is_none(other
 
 
 def test_an_environment_may_be_called_by_what_acts_in_it():
-    for other in ("policy_env.perform(move)", "self.actor.env.play(move)", "env_pool.perform(move)"):
+    for other in (
+        *("policy_env.perform(move)", "self.actor.env.play(move)", "env_pool.perform(move)"),
+        *("self.envs[k].push(move)", "game_envs[actor].step(move)"),
+    ):
         assert of_stack(GAME.replace("game.play(move)", other), (other, "collect")) == ENVIRONMENT
     for other, is_one in (
         ("seen, reward, done = model.step(move)", True),

@@ -144,14 +144,22 @@ def _simulates(statement: ast.stmt, simulators: Collection[str]) -> bool:
 
 
 def _kind(base: str) -> str:
-    """Returns the word that says what something is by its name, the last: `model` of `self.world_model`."""
-    found = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", base.rpartition(".")[2])
+    """Returns the word that says what something is by its name, the last: `model` of `self.world_model`, or
+    `models` of `world_models[k]`."""
+    found = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", _last_part(base))
     return found[-1].lower() if found else ""
+
+
+def _last_part(base: str) -> str:
+    """Returns the last name of an expression without its index: `envs` of `self.envs[k]`."""
+    while base != (bare := re.sub(r"\[[^][]*\]", "", base)):
+        base = bare
+    return base.rpartition(".")[2]
 
 
 def _imagines(base: str) -> bool:
     """Whether what is called an environment is a model of one: `world_model`."""
-    return _kind(base) in LEARNT and bool(words(base.rpartition(".")[2]) & ENVIRONMENTS)
+    return _kind(base) in LEARNT and bool(words(_last_part(base)) & ENVIRONMENTS)
 
 
 def _turns(statement: ast.stmt, loops: Iterable[Loop]) -> dict[str, ast.expr]:
