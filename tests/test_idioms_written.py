@@ -216,6 +216,28 @@ def test_the_package_that_writes_a_picture_is_logging(via: str, idioms: tuple[st
     assert of_marked("picture.save(path)  # here", via=via) == idioms
 
 
+COMPRESSES = """
+import io
+
+def jpeg_bytes(image):
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=95)  # here
+    return out.tell()
+"""
+
+
+def test_a_picture_that_is_compressed_into_memory_is_not_logged():
+    via = "PIL/ImageFile.py:560 _encode_tile"
+    assert of_marked(COMPRESSES, via=via) == ()
+    assert of_marked(COMPRESSES.replace("out = io.BytesIO()", "out = open(path, 'wb')"), via=via) == (LOG,)
+    given = "def encode(image, buf):\n    image.save(buf, format='PNG')  # here"
+    assert of_marked(given, via=via) == ()
+    assert of_marked(given.replace("buf", "path"), via=via) == (LOG,)
+    looped = "for x in images:\n    with BytesIO() as f:\n        to_pil(x).save(f, 'JPEG')  # here"
+    assert LOG not in of_marked(looped, via=via)
+    assert LOG in of_marked(COMPRESSES, via="wandb/sdk/data_types/image.py:560 Image.save")
+
+
 def test_a_package_that_fits_trees_trains_no_network():
     line = "print(forest.fit(rows, y))  # here"
     assert of_marked(line, via="sklearn/tree/_classes.py:472 DecisionTreeClassifier._fit") == (LOG,)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from diagnose.core.phases import Phase
 from diagnose.source.call_idioms import Within
+from diagnose.source.files import into_memory
 from diagnose.source.flows import makes_only
 from diagnose.source.function_names import NAMED, NAMED_BESIDE, OUTERMOST_WORDS, FunctionNames
 from diagnose.source.places import Places
@@ -159,7 +160,7 @@ class Idioms:
         is_metrics = METRIC_PACKAGES.match(via) and not (within.loss and self._makes_loss(*stack[0][:2]))
         if is_metrics and METRIC not in found:
             found.insert(0, METRIC)
-        if (BARS.match(via) or LOGGING_PACKAGES.match(via)) and LOG not in found:
+        if LOG not in found and self._draws(stack[0], via):
             found.insert(0, LOG)
         named = self._names.purpose(stack[:own], NAMED_BESIDE if phase in BESIDE_THE_MODEL else NAMED)
         if named in (METRIC, LOG) and self._raises(*stack[0][:2]):
@@ -194,6 +195,12 @@ class Idioms:
                 if place.every is not None:
                     return ast.unparse(place.every)
         return ""
+
+    def _draws(self, frame: Frame, via: str) -> bool:
+        """Whether a package draws or logs; not one that compresses a picture into memory."""
+        if not BARS.match(via) and not LOGGING_PACKAGES.match(via):
+            return False
+        return not (via.startswith("PIL/") and any(map(into_memory, self._places.at(*frame[:2]))))
 
     def _takes_slices(self, stack: Sequence[Frame], found: Collection[str]) -> bool:
         """Whether the innermost function, no module's but called by one's, is called for one slice of a
