@@ -126,7 +126,18 @@ for x in loader:
     ("statement", "idioms"),
     [
         ("rate = requests.get(self.url).json()['rate']  # here", (WAIT,)),
-        ("row = self.session.get(url)  # here", (WAIT,)),
+        ("row = self.session.get(url)  # here\n    y = x + row.json()['shift']", (WAIT,)),
+        ("row = self.session.get(url)  # here\n    rows.append(row.json())", (WAIT,)),
+        ("row = requests.get(url)  # here\n    if row.json()['stop']:\n        break", (WAIT,)),
+        ("row = requests.get(url)  # here\n    if row.ok:\n        rate = float(row.text)", (WAIT,)),
+        ("self.row = requests.get(url)  # here", (WAIT,)),
+        ("row = requests.get(url)  # here", (LOG,)),
+        ("row = requests.get(url)  # here\n    row.raise_for_status()", (LOG,)),
+        (
+            "row = requests.get(url)  # here\n    if row.status_code != 200:\n        print('not sent')",
+            (LOG,),
+        ),
+        ("row = requests.get(url)  # here\n    if not row.ok:\n        raise IOError(row.text)", (LOG,)),
         ("rate = float(urlopen(url).read())  # here", (WAIT,)),
         (
             "with urlopen(f'http://127.0.0.1:{port}/flags', timeout=5) as reply:  # here\n"
@@ -149,6 +160,17 @@ for x in loader:
 def test_a_server_whose_answer_is_used_is_waited_for(statement: str, idioms: tuple[str, ...]):
     found = of_marked(ANSWERS.format(statement))
     assert tuple(idiom for idiom in found if idiom != SYNC) == idioms
+
+
+def test_a_message_that_a_function_sends_by_asking_is_logged():
+    text = """
+def log_progress(text):
+    response = requests.get(f"https://api.telegram.org/bot{TOKEN}/sendMessage?text={text}")  # here
+    if response.status_code != 200:
+        print("not sent")
+"""
+    assert of_marked(text, "log_progress") == (LOG,)
+    assert of_marked(text.replace('print("not sent")', "return response"), "log_progress") == (WAIT,)
 
 
 @pytest.mark.parametrize(
