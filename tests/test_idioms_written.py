@@ -280,6 +280,7 @@ def noting(name):
         seen[name].append(output.std().item())  # factory
     return note
 """
+NOTES = "scale[name].append(float(output.std()))"
 KEEPS = "self.seen[id(module)] = (output.mean().item(), output.abs().max().item())"
 
 
@@ -299,6 +300,24 @@ KEEPS = "self.seen[id(module)] = (output.mean().item(), output.abs().max().item(
         ("register_forward_hook", "self.note", "output *= self.scale[output.argmax().item()]", False),
         ("register_forward_hook", "self.note", "self.center.lerp_(output, self.rate.item())", False),
         ("register_forward_hook", "self.note", "return output / output.std().item()", False),
+        *(
+            ("register_forward_hook", "self.note", body.replace("; ", "\n        "), is_one)
+            for body, is_one in (
+                (f"{NOTES}; features[name] = output", False),
+                (f"{NOTES}; self.kept.append(output)", False),
+                (f"{NOTES}; self.kept.append((name, output))", False),
+                (f"{NOTES}; grams[name] = (f := output.flatten(2)) @ f.mT / f.shape[-1]", False),
+                (f"{NOTES}; low, high = output.aminmax(); kept.append(low)", False),
+                (f"{NOTES}; x = 0.0; x += output.sum(); kept.append(x)", False),
+                ("self.seen.append(output * output.std().item())", False),
+                ("self.seen.append([g for g in output]); self.n += len(output) + output[0].item()", False),
+                ("value = output.std().item(); self.seen.append((name, self.step, value))", True),
+                ("self.seen[name] = {'mean': output.mean().item(), 'n': output.numel()}", True),
+                ("self.seen.update({name: [g.norm().item() for g in output]})", True),
+                ("self.seen.append(math.sqrt(output.var().item()) / output.shape[0])", True),
+                ("writer.add_scalar(name, output.std().item(), self.step)", True),
+            )
+        ),
     ],
 )
 def test_a_hook_of_a_module_that_only_notes_numbers_is_no_part_of_it(
