@@ -45,6 +45,20 @@ MADE = "[describe(p) for p in out]"
         ("record", MADE, "log.info(json.dumps(record))", True),
         ("made", "assess(out, y)", "table.writerow(found)", False),
         ("made", "assess(out, y)", "fh.write(json.dumps(found))", False),
+        (
+            "made",
+            "[[os.path.join(folder, n), round(p, 4)] for n, p in out]",
+            "table.writerows(found)",
+            True,
+        ),
+        (
+            "made",
+            "[[i, Levenshtein.distance(p, t)] for i, (p, t) in rows]",
+            "table.writerows(found)",
+            False,
+        ),
+        ("made", "{'ratio': fuzz.ratio(out, y), 'step': step}", "json.dump(found, fh)", False),
+        ("made", "[]; found.append((k, pesq(rate, out, y)))", "table.writerows(found)", False),
         ("made", "[accuracy(p, c) for p, c in zip(out, y)]", "table.writerow(found)", False),
     ],
 )
