@@ -109,6 +109,63 @@ def test_such_a_function_is_an_environment_of_a_loop_that_learns_with_gradients(
     assert script.roles.acts(script.stack("seen, reward =")) is is_one
 
 
+DIFFERENTIABLE = """
+def dynamics(state, action):
+    q, v = state
+    v = v + 0.05 * (action - torch.sin(q))
+    return (q, v), -(q.square() + 0.1 * v.square()).mean()
+
+for step in range(1000):
+    state, total = start(state), 0.0
+    for t in range(50):
+        action = policy(obs(state))
+        state, reward = dynamics(state, action)
+        total = total + reward
+    (-total).backward()
+    optimizer.step()
+"""
+
+
+def through_dynamics(text: str) -> tuple[Phase, bool, bool]:
+    """The phase of the line that asks a simulation, whether it is taken for an environment by the roles of
+    lines, and by their idioms."""
+    script = Script(text, [("policy(", "forward"), ("backward()", "backward"), PASSES[1]])
+    inside, stack = script.stack("v = v +"), script.stack("state, reward =")
+    phase = script.phase("state, reward =", slot=AFTER_FORWARD)
+    found = Idioms(Places(Sources({FILE: text})))
+    stacks = [[(FILE, *row[1:]) for row in rows] for rows in (stack, [*inside, *stack])]
+    idioms = {ENVIRONMENT in found.of(each, phase=phase) for each in stacks}
+    assert len(idioms) == 1
+    return phase, script.roles.acts(stack), idioms.pop()
+
+
+@pytest.mark.parametrize(
+    ("action", "is_environment"),
+    [
+        ("policy(obs(state))", False),
+        ("Normal(*policy(obs(state))).rsample()", False),
+        ("Normal(*policy(obs(state))).sample()", True),
+        ("policy(obs(state)).detach()", True),
+        ("policy(obs(state)).argmax(-1)", True),
+    ],
+)
+def test_what_passes_on_the_gradients_of_an_action_is_no_environment(action: str, is_environment: bool):
+    text = DIFFERENTIABLE.replace("policy(obs(state))", action)
+    through = (Phase.DATA_WAIT, True, True) if is_environment else (Phase.FORWARD, False, False)
+    assert through_dynamics(text) == through
+    short = text.replace("start(state)", "tuple(each.detach() for each in state)")
+    assert through_dynamics(short) == through
+
+
+def test_an_action_may_be_drawn_by_a_function():
+    choose = "def choose(policy, seen):\n    return Categorical(policy(seen)).sample()  # drawn\n"
+    text = choose + DIFFERENTIABLE.replace("policy(obs(state))", "choose(policy, obs(state))")
+    sites = [("choose(policy, obs", "forward"), ("backward()", "backward"), PASSES[1]]
+    assert Script(text, sites).roles.acts(Script(text, sites).stack("state, reward =")) is True
+    through = text.replace(".sample()", ".rsample()")
+    assert Script(through, sites).roles.acts(Script(through, sites).stack("state, reward =")) is False
+
+
 def test_what_is_surely_no_model_may_be_asked_by_a_simulation():
     text = """
 from math import sin
@@ -237,6 +294,9 @@ def test_what_is_called_an_environment_may_be_told_in_other_words_than_step():
         "game_history.push(move)",
         "world_model.advance(feat, move)",
         "self.world_model.step(feat, move)",
+        "self.world_models[k].step(feat, move)",
+        "world_models[order[k]].advance(feat, move)",
+        "env_pools[self.k].pool.push(view, move)",
     ],
 )
 def test_what_keeps_the_answers_of_an_environment_or_imagines_them_is_none(other: str):
@@ -244,7 +304,10 @@ def test_what_keeps_the_answers_of_an_environment_or_imagines_them_is_none(other
 
 
 def test_an_environment_may_be_called_by_what_acts_in_it():
-    for other in ("policy_env.perform(move)", "self.actor.env.play(move)", "env_pool.perform(move)"):
+    for other in (
+        *("policy_env.perform(move)", "self.actor.env.play(move)", "env_pool.perform(move)"),
+        *("self.envs[k].push(move)", "game_envs[actor].step(move)"),
+    ):
         assert of_stack(GAME.replace("game.play(move)", other), (other, "collect")) == ENVIRONMENT
     for other, is_one in (
         ("seen, reward, done = model.step(move)", True),

@@ -174,6 +174,18 @@ from tests.marked import of_marked
             "    a.data += r * d  # here",
             PYTHON_LOOP,
         ),
+        *(
+            (
+                f"{loop}\n    d = {g} - m\n    m += (1 - b1) * d  # here\n"
+                "    s.mul_(b2).addcmul_(d, d, value=1 - b2)\n    p.data.addcdiv_(m, s.sqrt(), value=-lr)",
+                UPDATE,
+            )
+            for loop, g in (
+                ("for p, m, s in zip(params, means, vars):", "p.grad"),
+                ("for p, m, s in zip(net.parameters(), means, vars):", "p.grad"),
+                ("for p, m, s in zip(net.parameters(), means, vars):\n    g = p.grad", "g"),
+            )
+        ),
         ("for row in rows:\n    total = total * (1 - r) + row * r  # here", PYTHON_LOOP),
         ("for row in rows:\n    total += row * row  # here", PYTHON_LOOP),
     ],

@@ -45,6 +45,20 @@ MADE = "[describe(p) for p in out]"
         ("record", MADE, "log.info(json.dumps(record))", True),
         ("made", "assess(out, y)", "table.writerow(found)", False),
         ("made", "assess(out, y)", "fh.write(json.dumps(found))", False),
+        (
+            "made",
+            "[[os.path.join(folder, n), round(p, 4)] for n, p in out]",
+            "table.writerows(found)",
+            True,
+        ),
+        (
+            "made",
+            "[[i, Levenshtein.distance(p, t)] for i, (p, t) in rows]",
+            "table.writerows(found)",
+            False,
+        ),
+        ("made", "{'ratio': fuzz.ratio(out, y), 'step': step}", "json.dump(found, fh)", False),
+        ("made", "[]; found.append((k, pesq(rate, out, y)))", "table.writerows(found)", False),
         ("made", "[accuracy(p, c) for p, c in zip(out, y)]", "table.writerow(found)", False),
     ],
 )
@@ -126,7 +140,18 @@ for x in loader:
     ("statement", "idioms"),
     [
         ("rate = requests.get(self.url).json()['rate']  # here", (WAIT,)),
-        ("row = self.session.get(url)  # here", (WAIT,)),
+        ("row = self.session.get(url)  # here\n    y = x + row.json()['shift']", (WAIT,)),
+        ("row = self.session.get(url)  # here\n    rows.append(row.json())", (WAIT,)),
+        ("row = requests.get(url)  # here\n    if row.json()['stop']:\n        break", (WAIT,)),
+        ("row = requests.get(url)  # here\n    if row.ok:\n        rate = float(row.text)", (WAIT,)),
+        ("self.row = requests.get(url)  # here", (WAIT,)),
+        ("row = requests.get(url)  # here", (LOG,)),
+        ("row = requests.get(url)  # here\n    row.raise_for_status()", (LOG,)),
+        (
+            "row = requests.get(url)  # here\n    if row.status_code != 200:\n        print('not sent')",
+            (LOG,),
+        ),
+        ("row = requests.get(url)  # here\n    if not row.ok:\n        raise IOError(row.text)", (LOG,)),
         ("rate = float(urlopen(url).read())  # here", (WAIT,)),
         (
             "with urlopen(f'http://127.0.0.1:{port}/flags', timeout=5) as reply:  # here\n"
@@ -149,6 +174,17 @@ for x in loader:
 def test_a_server_whose_answer_is_used_is_waited_for(statement: str, idioms: tuple[str, ...]):
     found = of_marked(ANSWERS.format(statement))
     assert tuple(idiom for idiom in found if idiom != SYNC) == idioms
+
+
+def test_a_message_that_a_function_sends_by_asking_is_logged():
+    text = """
+def log_progress(text):
+    response = requests.get(f"https://api.telegram.org/bot{TOKEN}/sendMessage?text={text}")  # here
+    if response.status_code != 200:
+        print("not sent")
+"""
+    assert of_marked(text, "log_progress") == (LOG,)
+    assert of_marked(text.replace('print("not sent")', "return response"), "log_progress") == (WAIT,)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +252,28 @@ def test_the_package_that_writes_a_picture_is_logging(via: str, idioms: tuple[st
     assert of_marked("picture.save(path)  # here", via=via) == idioms
 
 
+COMPRESSES = """
+import io
+
+def jpeg_bytes(image):
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=95)  # here
+    return out.tell()
+"""
+
+
+def test_a_picture_that_is_compressed_into_memory_is_not_logged():
+    via = "PIL/ImageFile.py:560 _encode_tile"
+    assert of_marked(COMPRESSES, via=via) == ()
+    assert of_marked(COMPRESSES.replace("out = io.BytesIO()", "out = open(path, 'wb')"), via=via) == (LOG,)
+    given = "def encode(image, buf):\n    image.save(buf, format='PNG')  # here"
+    assert of_marked(given, via=via) == ()
+    assert of_marked(given.replace("buf", "path"), via=via) == (LOG,)
+    looped = "for x in images:\n    with BytesIO() as f:\n        to_pil(x).save(f, 'JPEG')  # here"
+    assert LOG not in of_marked(looped, via=via)
+    assert LOG in of_marked(COMPRESSES, via="wandb/sdk/data_types/image.py:560 Image.save")
+
+
 def test_a_package_that_fits_trees_trains_no_network():
     line = "print(forest.fit(rows, y))  # here"
     assert of_marked(line, via="sklearn/tree/_classes.py:472 DecisionTreeClassifier._fit") == (LOG,)
@@ -236,6 +294,7 @@ def noting(name):
         seen[name].append(output.std().item())  # factory
     return note
 """
+NOTES = "scale[name].append(float(output.std()))"
 KEEPS = "self.seen[id(module)] = (output.mean().item(), output.abs().max().item())"
 
 
@@ -255,6 +314,24 @@ KEEPS = "self.seen[id(module)] = (output.mean().item(), output.abs().max().item(
         ("register_forward_hook", "self.note", "output *= self.scale[output.argmax().item()]", False),
         ("register_forward_hook", "self.note", "self.center.lerp_(output, self.rate.item())", False),
         ("register_forward_hook", "self.note", "return output / output.std().item()", False),
+        *(
+            ("register_forward_hook", "self.note", body.replace("; ", "\n        "), is_one)
+            for body, is_one in (
+                (f"{NOTES}; features[name] = output", False),
+                (f"{NOTES}; self.kept.append(output)", False),
+                (f"{NOTES}; self.kept.append((name, output))", False),
+                (f"{NOTES}; grams[name] = (f := output.flatten(2)) @ f.mT / f.shape[-1]", False),
+                (f"{NOTES}; low, high = output.aminmax(); kept.append(low)", False),
+                (f"{NOTES}; x = 0.0; x += output.sum(); kept.append(x)", False),
+                ("self.seen.append(output * output.std().item())", False),
+                ("self.seen.append([g for g in output]); self.n += len(output) + output[0].item()", False),
+                ("value = output.std().item(); self.seen.append((name, self.step, value))", True),
+                ("self.seen[name] = {'mean': output.mean().item(), 'n': output.numel()}", True),
+                ("self.seen.update({name: [g.norm().item() for g in output]})", True),
+                ("self.seen.append(math.sqrt(output.var().item()) / output.shape[0])", True),
+                ("writer.add_scalar(name, output.std().item(), self.step)", True),
+            )
+        ),
     ],
 )
 def test_a_hook_of_a_module_that_only_notes_numbers_is_no_part_of_it(

@@ -302,6 +302,26 @@ def test_the_line_that_calls_such_a_function_does_what_that_does(text: str, line
     assert of_marked(marked, "main") == (idiom,)
 
 
+STATIC = """
+from pictures import shrink
+
+class Trainer:
+    @staticmethod
+    def shrink(g):
+        g.clamp_(-1, 1)
+
+    def step(self, image):
+        for p in self.net.parameters():
+            self.shrink(p.grad)  # call
+        return shrink(image)  # other
+"""
+
+
+@pytest.mark.parametrize(("mark", "idioms"), [("call", (CLIP,)), ("other", ())])
+def test_a_static_method_is_told_from_a_function_of_its_name(mark: str, idioms: tuple[str, ...]):
+    assert of_marked(STATIC.replace(f"# {mark}", "# here"), "Trainer.main") == idioms
+
+
 SCALED = """
 def energy(g):
     return {}

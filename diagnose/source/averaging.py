@@ -6,7 +6,7 @@ import ast
 
 from diagnose.source.statements import Place, assigned, callee, names, nodes_of, words, words_of
 from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, key, sources, turns
-from diagnose.source.weight_words import OVER_WEIGHTS
+from diagnose.source.weight_words import GRADIENTS, OVER_WEIGHTS
 
 IN_PLACE = {*WRITES, "mul", "lerp"}
 AVERAGED_WORDS = {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}
@@ -57,7 +57,7 @@ def blends_in(statement: ast.stmt, nodes: list[ast.AST]) -> bool:
 
 def _goes_toward(place: Place) -> bool:
     """Whether a statement goes a part of the way by what a turn has made for that: `a += r * d`, after
-    `d = b - a`."""
+    `d = b - a`; not a moment of a gradient, `m += r * d` after `d = p.grad - m`."""
     change = changed(place.statement)
     if change is None or not place.loops:
         return False
@@ -72,6 +72,7 @@ def _goes_toward(place: Place) -> bool:
                 isinstance(op, (ast.Add, ast.Sub))
                 and isinstance(value.op, ast.Sub)
                 and key(old) == key(target)
+                and not names(ast.walk(value)) & (GRADIENTS | place.gradients)
             ):
                 return True
     return False

@@ -290,10 +290,32 @@ def _asks_server(call: ast.Call, place: Place, name: str, owner: str) -> bool:
         return False
     statement = place.statement
     if not isinstance(statement, (ast.With, ast.AsyncWith)):
-        return not isinstance(statement, ast.Expr)
+        return not isinstance(statement, ast.Expr) and not _is_only_checked(call, place)
     answers = writes(statement)
     inside = [each for inner in statement.body for each in ast.walk(inner) if isinstance(each, ast.stmt)]
     return any(reads(each) & answers for each in inside if not isinstance(each, ast.Expr))
+
+
+def _is_only_checked(call: ast.Call, place: Place) -> bool:
+    """Whether the answer to a call is given a name and at most asked whether all is well, or told of."""
+    statement, around = place.statement, place.function or (place.loops[-1] if place.loops else None)
+    if not isinstance(statement, ast.Assign) or statement.value is not call or around is None:
+        return False
+    answers = writes(statement)
+    if not all(name.isidentifier() for name in answers):
+        return False  # it is kept for others
+    reading = [each for each in ast.walk(around) if isinstance(each, ast.stmt) and reads(each) & answers]
+    return all(_checks(each, answers) for each in reading if each is not statement)
+
+
+def _checks(statement: ast.stmt, answers: set[str]) -> bool:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        name, base = callee(statement.value)
+        return base in answers or (not base and name in LOG_FUNCTIONS) or _is_logger(base)
+    tests = (ast.If, ast.Assert)
+    return isinstance(statement, ast.Raise) or (
+        isinstance(statement, tests) and bool(names(ast.walk(statement.test)) & {"ok", "status_code"})
+    )
 
 
 def _is_text(node: ast.expr) -> bool:

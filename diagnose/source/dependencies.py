@@ -204,7 +204,8 @@ class Dependencies:
     def _walk_batch(self, starts: list[tuple[ast.stmt, set[str]]], found: Found) -> None:
         """What an earlier model has computed in the same turn is no batch of the next one, but a part of
         the pass, unless it is what an environment is told. And what a call gives to itself, by the next
-        turn, was not built for it, such as `h` in `out, h = model(x, h)`.
+        turn, was not built for it, such as `h` in `out, h = model(x, h)`. Nor was what a simulation passes
+        gradients through.
         """
         part = self._part
         derived = part.derived(part.models)
@@ -224,7 +225,7 @@ class Dependencies:
         for statement in (s for s in part.statements if id(s) in steps):
             found.for_batch.append((statement, part.reads[id(statement)]))
             is_pass = steps[id(statement)] and id(statement) in passing and id(statement) not in acting
-            is_pass = is_pass and not self._is_before(statement)
+            is_pass = (is_pass or statement in part.passing_on) and not self._is_before(statement)
             self._serves(statement, Phase.FORWARD if is_pass else Phase.DATA_WAIT, wanted, found)
 
     def _serves(self, statement: ast.stmt, phase: Phase, wanted: set[str], found: Found) -> None:

@@ -6,8 +6,19 @@ import ast
 import re
 from collections.abc import Collection, Mapping
 
-from diagnose.source.reads_writes import APPENDS, grow, writes
-from diagnose.source.statements import Scope, assigned, callee, calls_of, given_to, statements_of, words
+from diagnose.source.reads_writes import APPENDS, grow, reads, writes
+from diagnose.source.statements import (
+    Place,
+    Scope,
+    assigned,
+    callee,
+    calls_of,
+    given_to,
+    names,
+    statements_of,
+    words,
+    words_of,
+)
 
 SAVERS: Mapping[tuple[str, str], int | None] = {
     ("torch", "save"): 1,
@@ -34,6 +45,10 @@ WRITES_TABLE = re.compile(r"\s*(insert|update|replace|delete)\b", re.IGNORECASE)
 
 NO_WRITERS = {"load", "read", "remove", "unlink", "exists", "open", *APPENDS, "add", "insert", "register"}
 """Words of methods that are given a path and write no file."""
+
+
+BUFFERS = {"buffer", "buf", "bytesio", "bio"}
+"""Words of what is written to, and is no file."""
 
 
 def aliases_of(tree: ast.Module) -> dict[str, str]:
@@ -71,6 +86,12 @@ def opens_to_write(call: ast.Call) -> bool:
         elif MODE.fullmatch(text) and set(text.partition(":")[0]) & set("wax+"):
             return True
     return False
+
+
+def into_memory(place: Place) -> bool:
+    """Whether a statement writes to memory, or one is made for that around it: `picture.save(buffer)`."""
+    around = place.function or (place.loops[-1] if place.loops else place.statement)
+    return bool(words_of(reads(place.statement)) & BUFFERS) or "BytesIO" in names(ast.walk(around))
 
 
 def file_written(call: ast.Call) -> str:

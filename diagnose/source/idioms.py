@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from diagnose.core.phases import Phase
 from diagnose.source.call_idioms import Within
+from diagnose.source.files import into_memory
 from diagnose.source.flows import makes_only
 from diagnose.source.function_names import NAMED, NAMED_BESIDE, OUTERMOST_WORDS, FunctionNames
 from diagnose.source.places import Places
@@ -37,13 +37,10 @@ from diagnose.source.rollouts import (
     ENVIRONMENT_PACKAGES,
     LEARNER_PACKAGES,
     TRAINING_WORDS,
-    collects,
-    is_environments,
-    judges_action,
+    Acting,
+    acting_of,
     measures,
     plays,
-    steps_environment,
-    takes_action,
 )
 from diagnose.source.sites import Frame
 from diagnose.source.slices import takes_slices
@@ -89,22 +86,6 @@ OF_TURNS = {CLIP, EMA, UPDATE}
 METRIC_PACKAGES = re.compile(r"^(torchmetrics|torcheval|sklearn/metrics|evaluate|ignite/metrics)\b")
 
 
-class _Acting(NamedTuple):
-    """What a line has to do with an environment.
-
-    Attributes:
-        steps: Whether it steps one.
-        within: Whether it is a line of an environment's own step, which each step gets to.
-        acts: Whether it serves to act in one.
-        judges: Whether it judges what was chosen there.
-    """
-
-    steps: bool
-    within: bool
-    acts: bool
-    judges: bool
-
-
 class Idioms:
     """Answers what a sampled line does.
 
@@ -117,7 +98,7 @@ class Idioms:
         self._places = places
         self._scheduled = frozenset(schedules)
         self._known: dict[tuple[str, int, Within], tuple[str, ...]] = {}
-        self._known_acting: dict[tuple[str, int], _Acting] = {}
+        self._known_acting: dict[tuple[str, int], Acting] = {}
         self._names = FunctionNames(places, self.of_line)
         self._operations: dict[Function | None, dict[int, int]] = {}
 
@@ -159,7 +140,7 @@ class Idioms:
         is_metrics = METRIC_PACKAGES.match(via) and not (within.loss and self._makes_loss(*stack[0][:2]))
         if is_metrics and METRIC not in found:
             found.insert(0, METRIC)
-        if (BARS.match(via) or LOGGING_PACKAGES.match(via)) and LOG not in found:
+        if LOG not in found and self._draws(stack[0], via):
             found.insert(0, LOG)
         named = self._names.purpose(stack[:own], NAMED_BESIDE if phase in BESIDE_THE_MODEL else NAMED)
         if named in (METRIC, LOG) and self._raises(*stack[0][:2]):
@@ -194,6 +175,12 @@ class Idioms:
                 if place.every is not None:
                     return ast.unparse(place.every)
         return ""
+
+    def _draws(self, frame: Frame, via: str) -> bool:
+        """Whether a package draws or logs; not one that compresses a picture into memory."""
+        if not BARS.match(via) and not LOGGING_PACKAGES.match(via):
+            return False
+        return not (via.startswith("PIL/") and any(map(into_memory, self._places.at(*frame[:2]))))
 
     def _takes_slices(self, stack: Sequence[Frame], found: Collection[str]) -> bool:
         """Whether the innermost function, no module's but called by one's, is called for one slice of a
@@ -343,6 +330,8 @@ class Idioms:
             acting = self._acting(file, line)
             if not acting.steps and not acting.acts:
                 continue
+            if acting.simulates and phase in MODEL:
+                continue  # the loss is made through it
             if measured and measures(functions[depth:]):
                 return ""
             if acting.steps:
@@ -353,22 +342,9 @@ class Idioms:
                 found = ROLLOUT
         return found
 
-    def _acting(self, file: str, line: int) -> _Acting:
+    def _acting(self, file: str, line: int) -> Acting:
         if (file, line) not in self._known_acting:
-            places = self._places.at(file, line)
-            place = innermost(places)
-            own = [each for each in places if is_environments(each.function)]
-            self._known_acting[file, line] = _Acting(
-                steps=bool(own)
-                or any(
-                    steps_environment(each.statement, each.loops, each.simulators)
-                    or takes_action(each.statement, each.function, each.loops)
-                    for each in places
-                ),
-                within=any(each.every is None for each in own),
-                acts=place is not None and collects(place),
-                judges=place is not None and judges_action(place.statement),
-            )
+            self._known_acting[file, line] = acting_of(self._places.at(file, line))
         return self._known_acting[file, line]
 
 

@@ -6,7 +6,15 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 
 from diagnose.source.reads_writes import APPENDS, in_place, writes
-from diagnose.source.statements import Function, callee, functions_of, parameters_of, statements_of
+from diagnose.source.statements import (
+    Function,
+    assigned,
+    callee,
+    functions_of,
+    given_to,
+    parameters_of,
+    statements_of,
+)
 
 REGISTER = {"register_forward_hook", "register_full_backward_hook", "register_module_forward_hook"}
 """Functions and methods of torch's that are given a function, which each call of a module runs. One
@@ -14,6 +22,14 @@ that runs before the call may prepare weights for it, as that of `spectral_norm`
 
 NUMBERS = {"item", "tolist"}
 """Methods that give Python's numbers, which have no gradient."""
+
+SIZES = {"numel", "dim", "size", "shape"}
+
+CASTS = {"float", "int", "len", "str", "id", "type"}
+"""Functions of Python's that give what no gradient passes through."""
+
+KEEPS = {*APPENDS, "add", "insert", "put", "setdefault", "update"}
+"""Methods that leave to others what they are given."""
 
 TRAINS = {"backward", "step", "register_buffer", "register_parameter", "load_state_dict", "setattr"}
 
@@ -66,12 +82,87 @@ def _only_notes(function: Function) -> bool:
     calls = [callee(node) for node in ast.walk(function) if isinstance(node, ast.Call)]
     if any(name in TRAINS or in_place(name) for name, _ in calls):
         return False
-    if not any(name in NUMBERS or (name, base) == ("float", "") for name, base in calls):
+    if not any(_is_cast(*each) for each in calls):
         return False
-    if isinstance(function, ast.Lambda):
-        return isinstance(function.body, ast.Call) and callee(function.body)[0] in APPENDS
     given = set(parameters_of(function)) - {"self"}
-    return not any(_gives_back(each) or _changes(each, given) for each in statements_of(function))
+    if isinstance(function, ast.Lambda):
+        call = function.body
+        if not isinstance(call, ast.Call) or callee(call)[0] not in APPENDS:
+            return False
+        return all(_is_number(each, given, {}) for each in given_to(call))
+    statements = list(statements_of(function))
+    turns = set().union(*(writes(each) for each in statements if isinstance(each, (ast.For, ast.With))))
+    made = _made(function)
+    if not all(_is_number(each, given | turns, made) for each in _kept(statements)):
+        return False
+    return not any(_gives_back(each) or _changes(each, given) for each in statements)
+
+
+def _is_cast(name: str, base: str) -> bool:
+    return name in NUMBERS or (name, base) == ("float", "")
+
+
+def _made(function: Function) -> dict[str, list[ast.expr]]:
+    """Returns what the names of a function are given there."""
+    made: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(function):
+        pairs = list(assigned(node))
+        if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            pairs.append((node.target, node.value))
+        for target, value in pairs:
+            for each in ast.walk(target):
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                    made.setdefault(each.id, []).append(value)
+    return made
+
+
+def _kept(statements: Sequence[ast.stmt]) -> Iterator[ast.expr]:
+    """Yields the values that a function leaves for others."""
+    outer = {
+        name for each in statements if isinstance(each, (ast.Global, ast.Nonlocal)) for name in each.names
+    }
+    for each in statements:
+        if isinstance(each, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and each.value is not None:
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            inside = [node for target in targets for node in ast.walk(target)]
+            if any(isinstance(node, (ast.Attribute, ast.Subscript)) for node in inside) or outer & writes(
+                each
+            ):
+                yield each.value
+        elif isinstance(each, ast.Expr) and isinstance(each.value, ast.Call):
+            yield from given_to(each.value) if callee(each.value)[0] in KEEPS else ()
+
+
+def _is_number(value: ast.AST, given: set[str], made: Mapping[str, Sequence[ast.expr]]) -> bool:
+    """Whether a value is made of numbers of Python's, as far as its text tells, and of what is no tensor's.
+
+    Args:
+        value: It.
+        given: Names of what may be tensors.
+        made: What the names of its function are given.
+    """
+    if isinstance(value, ast.Name) and value.id in made:
+        others = {name: values for name, values in made.items() if name != value.id}
+        return all(_is_number(each, given, others) for each in made[value.id])
+    if isinstance(value, ast.Name):
+        return value.id not in given
+    if isinstance(value, ast.Attribute) and value.attr in SIZES:
+        return True
+    if isinstance(value, ast.Call):
+        name, base = callee(value)
+        if name in NUMBERS | SIZES or (name in CASTS and not base):
+            return True
+    if isinstance(value, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+        turns = {
+            node.id
+            for each in value.generators
+            for node in ast.walk(each.target)
+            if isinstance(node, ast.Name)
+        }
+        return _is_number(
+            value.value if isinstance(value, ast.DictComp) else value.elt, given | turns, made
+        )
+    return all(_is_number(each, given, made) for each in ast.iter_child_nodes(value))
 
 
 def _gives_back(statement: ast.stmt) -> bool:

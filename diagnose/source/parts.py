@@ -16,18 +16,20 @@ from diagnose.source.blocks import Blocks
 from diagnose.source.effects import WEIGHTS, Effects, Function, methods_called, rebased
 from diagnose.source.gradients import Gradients
 from diagnose.source.reads_writes import reads, writes
-from diagnose.source.rollouts import CHOOSES, steps_environment, takes_action, told_to_step
+from diagnose.source.rollouts import CHOOSES, CHOSEN, steps_environment, takes_action, told_to_step
 from diagnose.source.statements import (
     Scope,
     callee,
     calls_of,
     functions_of,
+    given_to,
     header_lines,
     innermost_of,
     names,
     nodes_of,
     parameters_of,
     statements_of,
+    words_of,
 )
 
 SETTINGS = {"device", "dtype", "args", "cfg", "config", "opt", "self", "torch", "np", "numpy", "F"}
@@ -107,16 +109,47 @@ class Part:
         made = self.derived(self.models)
         chooses = [s for s in self.statements if id(s) in made and names(nodes_of(s)) & CHOOSES]
         chosen = set().union(*self.derived(chooses).values())
+        passing_on = {id(s) for s in self.passing_on}
         return [
             s
             for s in self.statements
-            if steps_environment(s, simulators=self.effects.simulators)
+            if (id(s) not in passing_on and steps_environment(s, simulators=self.effects.simulators))
             or takes_action(s, self._definition)
             or any(
                 told & chosen and base not in self._called_models and not self.effects.is_module(base)
                 for base, told in told_to_step(s)
             )
         ]
+
+    @cached_property
+    def passing_on(self) -> list[ast.stmt]:
+        """The statements that simulate what follows on an action which was not drawn: they may pass on its
+        gradients, and are a part of the model then."""
+        simulators = self.effects.simulators
+        found = [
+            s
+            for s in self.statements
+            if steps_environment(s, simulators=simulators) and not steps_environment(s)
+            if any(self.has_gradients(each) for call in calls_of(s) for each in given_to(call))
+        ]
+        if not found:
+            return []
+        made = self.derived(self.models)
+        drawn = set().union(
+            *self.derived([s for s in self.statements if id(s) in made and self._draws(s)]).values()
+        )
+        return [s for s in found if not self.reads[id(s)] & drawn]
+
+    def _draws(self, statement: ast.stmt) -> bool:
+        """Whether a statement makes an action without its gradients, or calls a function of the script's
+        that asks a model for one and may."""
+        used = names(nodes_of(statement))
+        if used & CHOOSES or ("detach" in used and words_of(self.writes[id(statement)]) & CHOSEN):
+            return True
+        called = [self.effects.functions.get(callee(call)[0], ()) for call in calls_of(statement)]
+        return statement in self.models and any(
+            names(ast.walk(function)) & CHOOSES for found in called for _, function in found
+        )
 
     @cached_property
     def _taken(self) -> dict[str, set[str]]:

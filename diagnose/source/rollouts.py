@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from diagnose.source.reads_writes import reads, writes
 from diagnose.source.statements import (
@@ -14,6 +15,7 @@ from diagnose.source.statements import (
     callee,
     calls_of,
     given_to,
+    innermost,
     names,
     nodes_of,
     words,
@@ -144,14 +146,22 @@ def _simulates(statement: ast.stmt, simulators: Collection[str]) -> bool:
 
 
 def _kind(base: str) -> str:
-    """Returns the word that says what something is by its name, the last: `model` of `self.world_model`."""
-    found = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", base.rpartition(".")[2])
+    """Returns the word that says what something is by its name, the last: `model` of `self.world_model`, or
+    `models` of `world_models[k]`."""
+    found = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", _last_part(base))
     return found[-1].lower() if found else ""
+
+
+def _last_part(base: str) -> str:
+    """Returns the last name of an expression without its index: `envs` of `self.envs[k]`."""
+    while base != (bare := re.sub(r"\[[^][]*\]", "", base)):
+        base = bare
+    return base.rpartition(".")[2]
 
 
 def _imagines(base: str) -> bool:
     """Whether what is called an environment is a model of one: `world_model`."""
-    return _kind(base) in LEARNT and bool(words(base.rpartition(".")[2]) & ENVIRONMENTS)
+    return _kind(base) in LEARNT and bool(words(_last_part(base)) & ENVIRONMENTS)
 
 
 def _turns(statement: ast.stmt, loops: Iterable[Loop]) -> dict[str, ast.expr]:
@@ -293,3 +303,40 @@ def _answers(results: ast.expr) -> bool:
         return False
     told = words_of(names(ast.walk(results)))
     return bool(told & REWARDS) or (len(results.elts) >= LEAST_RESULTS and bool(told & ANSWERS))
+
+
+class Acting(NamedTuple):
+    """What a line has to do with an environment.
+
+    Attributes:
+        steps: Whether it steps one.
+        simulates: Whether it does only if a function is one: a simulation. A loss may be made through it.
+        within: Whether it is a line of an environment's own step, which each step gets to.
+        acts: Whether it serves to act in one.
+        judges: Whether it judges what was chosen there.
+    """
+
+    steps: bool
+    simulates: bool
+    within: bool
+    acts: bool
+    judges: bool
+
+
+def acting_of(places: Sequence[Place]) -> Acting:
+    """Returns what the statements of a line have to do with an environment."""
+    place = innermost(places)
+    own = [each for each in places if is_environments(each.function)]
+    surely = bool(own) or any(
+        steps_environment(each.statement, each.loops)
+        or takes_action(each.statement, each.function, each.loops)
+        for each in places
+    )
+    simulates = not surely and any(_simulates(each.statement, each.simulators) for each in places)
+    return Acting(
+        steps=surely or simulates,
+        simulates=simulates,
+        within=any(each.every is None for each in own),
+        acts=place is not None and collects(place),
+        judges=place is not None and judges_action(place.statement),
+    )

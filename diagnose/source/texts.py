@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable, Iterable, Iterator
 
 from diagnose.source.files import DUMPERS
@@ -33,6 +34,9 @@ DISPLAYS = (
 )
 CONTAINERS = {"list", "tuple", "dict", "zip", "sorted", "enumerate", "chain"}
 """What puts records together, and computes nothing."""
+
+JOINS = {"join", "get", "replace", "zip_longest"}
+"""What else is given two things and compares none."""
 
 TELLS = {"print", "pprint", "debug", "info", "log"}
 """Functions and methods that only tell of what they are given."""
@@ -130,8 +134,21 @@ def _puts_together(statement: ast.stmt) -> bool:
     added = isinstance(statement, ast.Expr) and isinstance(value, ast.Call)
     values = value.args if isinstance(value, ast.Call) and added else [value]
     return all(
-        isinstance(each, DISPLAYS) or (isinstance(each, ast.Call) and callee(each)[0] in CONTAINERS)
+        (isinstance(each, DISPLAYS) or (isinstance(each, ast.Call) and callee(each)[0] in CONTAINERS))
+        and not _compares(each)
         for each in values
+    )
+
+
+def _compares(value: ast.expr) -> bool:
+    """Whether a function is given two things, as what scores is, `distance(guess, text)`: more than to put
+    together what there is."""
+    return any(
+        isinstance(call, ast.Call)
+        and callee(call)[0] not in CONTAINERS | JOINS
+        and not hasattr(builtins, callee(call)[0])
+        and sum(not isinstance(each, ast.Constant) for each in call.args) > 1
+        for call in ast.walk(value)
     )
 
 

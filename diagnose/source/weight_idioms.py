@@ -92,7 +92,10 @@ def helpers_of(places: Iterable[Place]) -> dict[str, frozenset[str]]:
     for place in places:
         function = place.function
         if place.turned and isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            is_method = parameters_of(function)[:1] in (["self"], ["cls"])
+            static = any(
+                isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list
+            )
+            is_method = static or parameters_of(function)[:1] in (["self"], ["cls"])
             name = f".{function.name}" if is_method else function.name
             does.setdefault(name, set()).update(of_weights(place, nodes_of(place.statement)))
     return {name: frozenset(found) for name, found in does.items() if found}
