@@ -166,6 +166,32 @@ def test_an_action_may_be_drawn_by_a_function():
     assert Script(through, sites).roles.acts(Script(through, sites).stack("state, reward =")) is False
 
 
+POLICY = """
+class Policy(nn.Module):
+    def forward(self, seen):
+        spread = Categorical(logits=self.net(seen))
+        action = spread.sample()  # drawn
+        return action, spread.log_prob(action)
+
+def act(seen):
+    return asked(seen)
+
+def asked(seen):
+    return policy(seen)
+"""
+
+
+@pytest.mark.parametrize("asks", ["policy", "act"])
+def test_an_action_may_be_drawn_in_the_forward_of_a_policy(asks: str):
+    text = POLICY + DIFFERENTIABLE.replace(
+        "action = policy(obs(state))", f"action, logp = {asks}(obs(state))"
+    )
+    sites = [(f"= {asks}(obs", "forward"), ("backward()", "backward"), PASSES[1]]
+    assert Script(text, sites).roles.acts(Script(text, sites).stack("state, reward =")) is True
+    through = text.replace(".sample()", ".rsample()")
+    assert Script(through, sites).roles.acts(Script(through, sites).stack("state, reward =")) is False
+
+
 def test_what_is_surely_no_model_may_be_asked_by_a_simulation():
     text = """
 from math import sin
@@ -295,6 +321,8 @@ def test_what_is_called_an_environment_may_be_told_in_other_words_than_step():
         "world_model.advance(feat, move)",
         "self.world_model.step(feat, move)",
         "self.world_models[k].step(feat, move)",
+        'self.nets["world_model"].step(feat, move)',
+        "env_buffers[k].push(view, move)",
         "world_models[order[k]].advance(feat, move)",
         "env_pools[self.k].pool.push(view, move)",
     ],

@@ -145,6 +145,10 @@ for x in loader:
         ("row = requests.get(url)  # here\n    if row.json()['stop']:\n        break", (WAIT,)),
         ("row = requests.get(url)  # here\n    if row.ok:\n        rate = float(row.text)", (WAIT,)),
         ("self.row = requests.get(url)  # here", (WAIT,)),
+        ("row = requests.get(url)  # here\n    if row.status_code == 200:\n        break", (WAIT,)),
+        ("row = requests.get(url)  # here\n    if row.ok and row.json()['stop']:\n        stop()", (WAIT,)),
+        ("row = requests.get(url)  # here\n    tracker.update(row.json())", (WAIT,)),
+        ("row = requests.get(url)  # here\n    logger.info(row.text)", (LOG,)),
         ("row = requests.get(url)  # here", (LOG,)),
         ("row = requests.get(url)  # here\n    row.raise_for_status()", (LOG,)),
         (
@@ -274,6 +278,13 @@ def test_a_picture_that_is_compressed_into_memory_is_not_logged():
     assert LOG in of_marked(COMPRESSES, via="wandb/sdk/data_types/image.py:560 Image.save")
 
 
+def test_a_picture_that_was_read_out_of_memory_is_logged_where_it_is_saved():
+    via = "PIL/ImageFile.py:560 _encode_tile"
+    decodes = "for raw in shard:\n    image = Image.open(io.BytesIO(raw))\n    image.save(path)  # here"
+    assert LOG in of_marked(decodes, via=via)
+    assert of_marked("Image.fromarray(self.frame_buffer[-1]).save(path)  # here", via=via) == (LOG,)
+
+
 def test_a_package_that_fits_trees_trains_no_network():
     line = "print(forest.fit(rows, y))  # here"
     assert of_marked(line, via="sklearn/tree/_classes.py:472 DecisionTreeClassifier._fit") == (LOG,)
@@ -330,6 +341,14 @@ KEEPS = "self.seen[id(module)] = (output.mean().item(), output.abs().max().item(
                 ("self.seen.update({name: [g.norm().item() for g in output]})", True),
                 ("self.seen.append(math.sqrt(output.var().item()) / output.shape[0])", True),
                 ("writer.add_scalar(name, output.std().item(), self.step)", True),
+                ("self.seen.append((self.names[module], output.std().item()))", True),
+                ("self.seen.append((module.__class__.__name__, output.std().item()))", True),
+                ("self.seen.update({f'{module.name}/std': output.std().item()})", True),
+                ("self.seen[name] = 0.9 * self.seen[name] + 0.1 * output.std().item()", True),
+                ("y = output[0].std().item() if isinstance(output, tuple) else 0; rows.append(y)", True),
+                ("[self.seen.append((i, g.std().item())) for i, g in enumerate(output)]", True),
+                ("self.seen.append((module, output.std().item()))", False),
+                ("y = output[0] if output.std().item() > 1 else 0; rows.append(y)", False),
             )
         ),
     ],
@@ -351,10 +370,20 @@ def test_a_hook_may_be_made_by_a_function_or_on_the_spot():
     found = Idioms(Places(Sources({FILE: text})))
     assert found.of([(FILE, 12, "noting.<locals>.note")], phase=Phase.FORWARD, waits=False) == (HOOK,)
     assert found.of([(FILE, 8, "Watch.note")], phase=Phase.FORWARD, waits=False) == ()
-    for kept, is_one in (("output.std().item()", True), ("output.detach()", False)):
-        text = f"net.register_forward_hook(lambda m, i, output: seen.append({kept}))  # here"
+    for kept, is_one in (("(n, output.std().item())", True), ("(n, output.detach())", False)):
+        text = f"net.register_forward_hook(lambda m, i, output, n=name: seen.append({kept}))  # here"
         found = Idioms(Places(Sources({FILE: text})))
         assert (HOOK in found.of([(FILE, 1, "<lambda>")], phase=Phase.FORWARD, waits=False)) is is_one
+
+
+@pytest.mark.parametrize("head", ["name, module, inputs, output", "module, inputs, output, name=name"])
+def test_what_a_hook_was_bound_to_is_no_tensor(head: str):
+    note = f"def note({head}):\n    for i, x in enumerate(output):\n        rows.append((name, i, x.mean().item()))"
+    text = f"{note}\nnet.register_forward_hook(partial(note, name))"
+    found = Idioms(Places(Sources({FILE: text})))
+    assert HOOK in found.of([(FILE, 3, "note")], phase=Phase.FORWARD, waits=False)
+    kept = Idioms(Places(Sources({FILE: text.replace("x.mean().item()", "x, x.mean().item()")})))
+    assert HOOK not in kept.of([(FILE, 3, "note")], phase=Phase.FORWARD, waits=False)
 
 
 def test_a_metric_that_is_also_written_remains_one():

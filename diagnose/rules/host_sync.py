@@ -32,7 +32,7 @@ class HostSync(LineRule):
 
     explains = (STRAGGLER,)
     idiom = "sync"
-    beside = ("log", "metric", "clip", "ema", "save")
+    beside = ("log", "metric", "clip", "ema", "save", "wait")
     what = "Reading tensors back"
     assumption = "what the lines were sampled in is not needed in each step"
     fix = "Accumulate on the device, and read the value every 100 steps."

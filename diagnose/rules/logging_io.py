@@ -32,7 +32,7 @@ class LoggingIo(LineRule):
 
     explains = (STRAGGLER,)
     idiom = "log"
-    beside = ("save",)
+    beside = ("save", "wait")
     what = "Logging"
     assumption = "the loop logs rarely enough for its cost to vanish"
     fix = (

@@ -278,6 +278,7 @@ class SmallOperators(Rule):
             line
             for line in profile.where
             if line.phase is Phase.FORWARD and LOOPS & set(line.idiom) and not line.in_worker
+            if "hook" not in line.idiom
             if small or ROWS not in line.idiom
         ]
         share = share_of(lines)

@@ -311,11 +311,17 @@ def _is_only_checked(call: ast.Call, place: Place) -> bool:
 def _checks(statement: ast.stmt, answers: set[str]) -> bool:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         name, base = callee(statement.value)
-        return base in answers or (not base and name in LOG_FUNCTIONS) or _is_logger(base)
-    tests = (ast.If, ast.Assert)
-    return isinstance(statement, ast.Raise) or (
-        isinstance(statement, tests) and bool(names(ast.walk(statement.test)) & {"ok", "status_code"})
-    )
+        told = name in LEVELS | LOG_METHODS and _is_logger(base)
+        return base in answers or (not base and name in LOG_FUNCTIONS) or told
+    if not isinstance(statement, (ast.If, ast.Assert)):
+        return isinstance(statement, ast.Raise)
+    asked = {
+        node.attr
+        for node in ast.walk(statement.test)
+        if isinstance(node, ast.Attribute) and names([node.value]) & answers
+    }
+    steers = any(isinstance(node, (ast.Break, ast.Continue)) for node in ast.walk(statement))
+    return bool(asked) and asked <= {"ok", "status_code"} and not steers
 
 
 def _is_text(node: ast.expr) -> bool:

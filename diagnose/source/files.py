@@ -89,9 +89,25 @@ def opens_to_write(call: ast.Call) -> bool:
 
 
 def into_memory(place: Place) -> bool:
-    """Whether a statement writes to memory, or one is made for that around it: `picture.save(buffer)`."""
+    """Whether a statement saves to memory by its words, or by what was made around it: `image.save(buffer)`."""
+    first = [given_to(call)[:1] for call in calls_of(place.statement) if callee(call)[0] == "save"]
+    given = names(node for each in first for to in each for node in ast.walk(to))
     around = place.function or (place.loops[-1] if place.loops else place.statement)
-    return bool(words_of(reads(place.statement)) & BUFFERS) or "BytesIO" in names(ast.walk(around))
+    return bool(words_of(given) & BUFFERS or given & _in_memory(around)) or "BytesIO" in given
+
+
+def _in_memory(around: ast.AST) -> set[str]:
+    """Returns the names that are given a file in memory: `out = io.BytesIO()`, `with BytesIO() as out`."""
+    pairs = [pair for node in ast.walk(around) for pair in assigned(node)]
+    for node in ast.walk(around):
+        if isinstance(node, ast.With):
+            pairs += [(each.optional_vars, each.context_expr) for each in node.items if each.optional_vars]
+    return {
+        name
+        for target, value in pairs
+        if isinstance(value, ast.Call) and callee(value)[0] == "BytesIO"
+        for name in names([target])
+    }
 
 
 def file_written(call: ast.Call) -> str:

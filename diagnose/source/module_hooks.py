@@ -12,6 +12,7 @@ from diagnose.source.statements import (
     callee,
     functions_of,
     given_to,
+    names,
     parameters_of,
     statements_of,
 )
@@ -84,18 +85,36 @@ def _only_notes(function: Function) -> bool:
         return False
     if not any(_is_cast(*each) for each in calls):
         return False
-    given = set(parameters_of(function)) - {"self"}
+    tensors = _tensors(function)
     if isinstance(function, ast.Lambda):
         call = function.body
         if not isinstance(call, ast.Call) or callee(call)[0] not in APPENDS:
             return False
-        return all(_is_number(each, given, {}) for each in given_to(call))
+        return all(_is_number(each, tensors, {}) for each in given_to(call))
     statements = list(statements_of(function))
-    turns = set().union(*(writes(each) for each in statements if isinstance(each, (ast.For, ast.With))))
+    turns = set().union(*(_turns(each) for each in statements if isinstance(each, (ast.For, ast.With))))
     made = _made(function)
-    if not all(_is_number(each, given | turns, made) for each in _kept(statements)):
+    if not all(_is_number(each, tensors | turns, made) for each in _kept(statements)):
         return False
+    given = set(parameters_of(function)) - {"self"}
     return not any(_gives_back(each) or _changes(each, given) for each in statements)
+
+
+def _tensors(function: Function) -> set[str]:
+    """Returns the parameters of a hook that are called with tensors or modules: the last three; what comes
+    before was bound to it, `partial(note, name)`, as was what has a default, `name=name`."""
+    given = [*function.args.posonlyargs, *function.args.args]
+    bound = len(given) - len(function.args.defaults)
+    return {each.arg for each in given[:bound][-3:]} - {"self", "name"}
+
+
+def _turns(statement: ast.For | ast.With) -> set[str]:
+    """Returns what a loop's variables are in each turn, without the numbers and keys that it counts by."""
+    if isinstance(statement, ast.For) and isinstance(statement.target, ast.Tuple):
+        first, *rest = statement.target.elts
+        if isinstance(statement.iter, ast.Call) and callee(statement.iter)[0] in ("enumerate", "items"):
+            return names(node for each in rest for node in ast.walk(each))
+    return writes(statement)
 
 
 def _is_cast(name: str, base: str) -> bool:
@@ -146,8 +165,14 @@ def _is_number(value: ast.AST, given: set[str], made: Mapping[str, Sequence[ast.
         return all(_is_number(each, given, others) for each in made[value.id])
     if isinstance(value, ast.Name):
         return value.id not in given
-    if isinstance(value, ast.Attribute) and value.attr in SIZES:
+    if isinstance(value, (ast.Constant, ast.JoinedStr, ast.Compare)):
         return True
+    if isinstance(value, ast.Attribute) and value.attr in {*SIZES, "__name__", "__class__"}:
+        return True
+    if isinstance(value, ast.Subscript):
+        return _is_number(value.value, given, made)
+    if isinstance(value, ast.IfExp):
+        return _is_number(value.body, given, made) and _is_number(value.orelse, given, made)
     if isinstance(value, ast.Call):
         name, base = callee(value)
         if name in NUMBERS | SIZES or (name in CASTS and not base):

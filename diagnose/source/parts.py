@@ -15,8 +15,8 @@ from functools import cached_property
 from diagnose.source.blocks import Blocks
 from diagnose.source.effects import WEIGHTS, Effects, Function, methods_called, rebased
 from diagnose.source.gradients import Gradients
-from diagnose.source.reads_writes import reads, writes
-from diagnose.source.rollouts import CHOOSES, CHOSEN, steps_environment, takes_action, told_to_step
+from diagnose.source.reads_writes import closure, reads, writes
+from diagnose.source.rollouts import CHOOSES, CHOSEN, DRAWS, steps_environment, takes_action, told_to_step
 from diagnose.source.statements import (
     Scope,
     callee,
@@ -141,15 +141,29 @@ class Part:
         return [s for s in found if not self.reads[id(s)] & drawn]
 
     def _draws(self, statement: ast.stmt) -> bool:
-        """Whether a statement makes an action without its gradients, or calls a function of the script's
-        that asks a model for one and may."""
+        """Whether a statement makes an action without its gradients, or asks a model for one that may."""
         used = names(nodes_of(statement))
-        if used & CHOOSES or ("detach" in used and words_of(self.writes[id(statement)]) & CHOSEN):
+        if used & DRAWS or ("detach" in used and words_of(self.writes[id(statement)]) & CHOSEN):
             return True
-        called = [self.effects.functions.get(callee(call)[0], ()) for call in calls_of(statement)]
-        return statement in self.models and any(
-            names(ast.walk(function)) & CHOOSES for found in called for _, function in found
-        )
+        return statement in self.models and self._may_draw(callee(call)[0] for call in calls_of(statement))
+
+    def _may_draw(self, called: Iterable[str]) -> bool:
+        """Whether one of these functions of the script draws an action, or one that it calls. What is no
+        function of the script may be a module."""
+        functions = self.effects.functions
+
+        def of(reached: Iterable[str]) -> set[str]:
+            return {name if name in functions else "forward" for name in reached}
+
+        def within(reached: Iterable[str]) -> Iterator[ast.AST]:
+            return (
+                node for name in reached for _, each in functions.get(name, ()) for node in ast.walk(each)
+            )
+
+        def more(reached: set[str]) -> set[str]:
+            return of(callee(node)[0] for node in within(reached) if isinstance(node, ast.Call))
+
+        return bool(names(within(closure(of(called), more))) & DRAWS)
 
     @cached_property
     def _taken(self) -> dict[str, set[str]]:

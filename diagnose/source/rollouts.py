@@ -38,7 +38,10 @@ LEARNT = {
 }
 """Words of what was learned, or is: a simulation that asks it may be imagined."""
 
-STORES = {"buffer", "memory", "pool", "replay", "history", "storage", "queue"}
+STORES = {
+    *("buffer", "memory", "pool", "replay", "history", "storage", "queue"),
+    *("buffers", "memories", "pools", "replays", "histories", "storages", "queues"),
+}
 """Words of what keeps experience, and is told `push`."""
 
 CHOSEN = {"action", "actions", "move", "moves"}
@@ -153,7 +156,9 @@ def _kind(base: str) -> str:
 
 
 def _last_part(base: str) -> str:
-    """Returns the last name of an expression without its index: `envs` of `self.envs[k]`."""
+    """Returns the last name of an expression without its index: `envs` of `self.envs[k]`, but `env_model` of
+    `nets["env_model"]`."""
+    base = re.sub(r"\[(['\"])(\w+)\1\]", r".\2", base)
     while base != (bare := re.sub(r"\[[^][]*\]", "", base)):
         base = bare
     return base.rpartition(".")[2]
@@ -207,6 +212,9 @@ def _last_name(source: ast.expr) -> str:
 
 CHOOSES = {"sample", "argmax", "multinomial", "item", "tolist", "numpy"}
 """Names in a statement that makes an action of what a policy computed."""
+
+DRAWS = {*CHOOSES, "bernoulli"}
+"""Names in a statement that makes one which no gradient passes through."""
 
 
 def told_to_step(statement: ast.stmt) -> Iterator[tuple[str, set[str]]]:
