@@ -37,6 +37,8 @@ class Machine:
     told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     stopped: int = 0
     boundaries: int = 0
+    look_ns: int = 0
+    """What a step takes longer that is looked at."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -207,6 +209,8 @@ def controller(
 def train(machine: Machine, control: Controller, steps: int) -> None:
     for _ in range(steps):
         machine.now += machine.step_ns()
+        if control.rests_until <= machine.steps + 1:
+            machine.now += machine.look_ns
         machine.steps += 1
         if not control.rests(machine.steps):
             machine.boundaries += 1

@@ -17,7 +17,8 @@ from diagnose.analysis.history import loss_of
 from diagnose.core.history import LOSS, Loss
 from diagnose.core.liveness import Liveness, State
 from diagnose.core.trial import Tuning
-from diagnose.tuner.loss_curve import MAX_POINTS, LossCurve
+from diagnose.launch.tuning import LOSS_STEPS
+from diagnose.tuner.loss_curve import MAX_POINTS, SPARSE, LossCurve
 from tests.following import followed, until
 from tests.profiles import PROFILE
 from tests.recorded import manifest, record
@@ -45,6 +46,27 @@ def test_steps_without_a_loss_and_losses_that_are_no_numbers_are_gaps() -> None:
     assert curve.record() == {}
     curve.add(5, [2.0])
     assert curve.record() == {LOSS: {"width": 1, "means": [None, None, None, None, 2.0]}}
+
+
+@pytest.mark.parametrize("steps", [150, 300, 600, 1_000, 1_100])
+def test_where_one_loss_in_a_few_steps_is_read_the_curve_is_a_line(steps: int) -> None:
+    curve, each = LossCurve(), [*range(30), *range(36, steps, LOSS_STEPS)]
+    for step in each:
+        curve.add(step + 1, [float(step)])
+    noted = curve.record()[LOSS]
+    assert noted["width"] == SPARSE, "no finer than there are losses, and no coarser"
+    assert None not in noted["means"][: each[-1] // SPARSE + 1]
+    assert noted["means"][10] == pytest.approx(84, abs=8), "what is between is a mean of what was there"
+
+
+def test_the_curve_stays_as_fine_as_it_is_where_but_some_steps_had_no_loss() -> None:
+    curve = LossCurve()
+    for step in range(100):
+        curve.add(step + 1, [math.nan if step in (20, 50, 51, 52) or 70 <= step < 90 else 1.0])
+    noted = curve.record()[LOSS]
+    assert noted["width"] == 1
+    gaps = [at for at, mean in enumerate(noted["means"]) if mean is None]
+    assert gaps == [20, 50, 51, 52, *range(70, 90)]
 
 
 @pytest.mark.parametrize(

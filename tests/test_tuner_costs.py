@@ -221,13 +221,39 @@ def test_a_command_wakes_a_controller_that_rests():
     assert not machine.factors
 
 
-def test_a_controller_never_rests_while_an_action_counts_steps():
+def test_an_action_that_counts_steps_is_called_after_each_and_wakes_nobody():
     machine = Machine()
     control = controller(machine, [Change(machine, "good", factor=0.5)])
     called: list[int] = []
     control._world.job.on_step.append(lambda: called.append(machine.steps))
     train(machine, control, 1_000)
-    assert called == list(range(1, 1_001))
+    control._freeze("a rank is gone")
+    before = machine.boundaries
+    train(machine, control, 1_000)
+    assert called == list(range(1, 2_001))
+    assert before < 500 and machine.boundaries - before < 50
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_fails_in_it_while_nobody_looks_ends_the_tuning_of_that_rank_once(ranks: int):
+    machine = Machine()
+    control = controller(machine, [Change(machine, "good", factor=0.5)])
+    train(machine, control, 1_000)
+    while not control.rests(machine.steps + 1):
+        train(machine, control, 1)
+    called: list[int] = []
+
+    def fails() -> None:
+        called.append(machine.steps)
+        raise OSError("on_step failed")
+
+    control._world.job.on_step.append(fails)
+    control._world.ranks.num = ranks  # type: ignore[misc]  # of two, none undoes alone what both keep
+    train(machine, control, 1)
+    assert called == [machine.steps]
+    assert (control.state, bool(machine.factors)) == (("ended", False) if ranks == 1 else ("frozen", True))
+    assert [kind for kind, _ in machine.told].count("tuning_error") == 1
+    assert "on_step failed" in machine.last("tuning_error")["error"]
 
 
 def test_what_makes_steps_twenty_times_as_fast_is_not_taken_out_again_soon_after_its_confirmation():

@@ -310,6 +310,37 @@ def test_losses_that_are_noted_are_asked_for_also_when_nobody_judges_them_any_mo
     assert training.asked == asked + 100, "after tuning has stopped"
 
 
+@pytest.mark.parametrize(("factor", "watched"), [(0.5, 1_000), (1.5, 0)])
+def test_the_loss_of_each_step_is_watched_as_long_as_something_is_in_force_that_may_harm(factor, watched):
+    machine = Machine(memory=0.0)
+    action = Change(machine, "lossy", factor=factor, safety=Safety.PRECISION)
+    control = tuned(machine, Training(machine), action, Change(machine, "fine", factor=0.6))
+    while control.state != "holding":
+        train(machine, control, 1)
+    train(machine, control, 1_000)
+    before = machine.boundaries
+    train(machine, control, 1_000)
+    assert watched <= machine.boundaries - before <= watched + 300
+
+
+def test_a_loss_that_rose_by_itself_while_nobody_watched_is_not_charged_to_what_is_tried_next():
+    machine = Machine(memory=0.0)
+    training = Training(machine)
+    action = Change(machine, "lossy", factor=1.5, safety=Safety.PRECISION)
+    later = Change(machine, "later", factor=0.5, safety=Safety.TRAINING, window_steps=100)
+    fine = Change(machine, "fine", factor=0.6)
+    policy = Policy(allowed=frozenset({Safety.PRECISION}))
+    control = tuned(machine, training, action, fine, later, policy=policy)
+    while control.state != "holding":
+        train(machine, control, 1)
+    train(machine, control, 500)
+    training.wrong = lambda: 20.0 + machine.steps % 7
+    train(machine, control, 10)
+    control._world.commands.append(Command(command="allow", argument="training"))
+    train(machine, control, 2_000)
+    assert machine.outcomes() == {"lossy": "reverted", "fine": "kept", "later": "kept"}
+
+
 @pytest.mark.parametrize("where", ["undo", "unprepare"])
 def test_an_error_on_the_way_back_after_an_alarm_ends_the_tuning(where):
     machine = Machine()

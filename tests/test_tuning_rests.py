@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 import torch
 
 from diagnose.actions._losses import Losses
@@ -88,6 +92,70 @@ def test_tuning_that_rests_is_asked_now_and_then_and_a_command_at_the_next_step(
     finally:
         tuning.finish()
     assert recorder.on_boundary is None and recorder.boundary_due == 0
+
+
+@contextmanager
+def resting(folder: Path, on_step: list[Callable[[], None]]) -> Iterator[tuple[Recorder, LiveTuning]]:
+    """A job that is tuned, whose steps are counted by those functions."""
+    recorder = Recorder()
+    tuning = LiveTuning(recorder, folder, NOTHING_ASKED)
+    try:
+        tuning._job.on_step.extend(on_step)
+        for _ in range(CURIOUS_UNTIL + 2):
+            step_with_a_loader(recorder)
+        yield recorder, tuning
+    finally:
+        tuning._job.on_step.clear()
+        tuning.finish()
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_while_tuning_rests_the_loss_is_not_always_that_of_the_same_turn(tmp_path, counted):
+    """Of two networks that take turns, or of a batch of a short epoch that is not shuffled."""
+    with resting(tmp_path, [lambda: None] if counted else []) as (recorder, tuning):
+        read = []
+        for _ in range(600):
+            if recorder.steps + 1 >= tuning._until:
+                read.append(recorder.steps)
+            step_with_a_loader(recorder)
+    assert len(read) < 600 / 4
+    for length in (2, 3, 4, 5, 6, 8, 10, 16, 20, 32):
+        assert len({step % length for step in read}) == length, f"of epochs of {length} batches"
+
+
+def test_who_counts_steps_is_called_after_each_while_the_hooks_look_away(tmp_path):
+    called: list[tuple[int, int]] = []
+    count = lambda: called.append((tuning._job.steps, tuning._job.backward_passes))  # noqa: E731
+    with resting(tmp_path, []) as (recorder, tuning):
+        tuning._job.on_step.append(count)  # as an action does where tuning looks
+        recorder.boundary_due, first = 0, recorder.steps + 1  # it ends as the next batch is asked for
+        looked_away = [step_with_a_loader(recorder) for _ in range(200)]
+        assert called == [(step, step) for step in range(first, first + 200)]
+        assert sum(looked_away) > 200 * 0.7
+        while recorder.steps + 2 >= tuning._until:
+            step_with_a_loader(recorder)
+        assert tuning._controller._course.step.number < recorder.steps, "it does not rest"
+        assert tuning.command(Command(command="pause-tuning")) == ""
+        step_with_a_loader(recorder)
+        assert tuning._controller._course.step.number == recorder.steps, "a command wakes it"
+
+
+def test_ctrl_c_does_not_interrupt_who_counts_steps(tmp_path):
+    """What half a call leaves behind other ranks would not know of."""
+    whole: list[int] = []
+
+    def count() -> None:
+        signal.raise_signal(signal.SIGINT)
+        whole.append(1)
+
+    with resting(tmp_path, []) as (recorder, tuning):
+        while recorder.steps + 2 >= tuning._until:
+            step_with_a_loader(recorder)
+        tuning._job.on_step.append(count)
+        recorder.boundary_due = 0
+        with pytest.raises(KeyboardInterrupt):
+            step_with_a_loader(recorder)
+        assert whole == [1]
 
 
 def test_the_loss_of_a_step_that_nobody_asks_after_is_not_noted():

@@ -27,7 +27,8 @@ class Job:
         routes: By `id(model)`, what its outermost training-mode calls go through, first in, outermost.
         on_iterator: Called with loader and iterator when the loop has begun to iterate for training, before
             the first batch is asked for.
-        on_step: Called between two steps, once after each; what they take counts as time of that step.
+        on_step: Called between two steps, once after each; what they take counts as time of that step. Of
+            what is told here only `steps` and `backward_passes` are of that step then.
         device: `cpu`, `cuda`, ... of the first parameter.
         torch_device: Its device in full, with the number of the GPU. `None`, which to torch is the current
             one, where nobody has looked.

@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 CALM = ("holding", "waiting", "paused", "frozen")
 """States of the controller in which no fix is tried: a deep window takes but a few steps from it."""
 
-LOSS_STEPS = 8
+LOSS_STEPS = 7
 """While tuning rests the loss is only to be shown. Of one in so many steps it is read: that takes 10 us,
-where all that measuring does in a step takes 40."""
+where all that measuring does in a step takes 40. An odd number: of 8 it would always be the same one where
+two networks take turns, or an epoch has 16 batches."""
 
 
 class LiveTuning:
@@ -73,6 +74,7 @@ class LiveTuning:
         self._recorder = recorder
         self.window: Callable[[bool], bool] = lambda calm: False
         self._in_window = self._captured = False
+        self._until = 0  # nobody asks after the loss of a step that ends before so many have
         self._asides = self._samples = 0
         self._began_at, self._begun, self._epoch_began = 0, False, False
         self._feeds: list[tuple[Callable[[], Any], weakref.ref[Any]]] = []
@@ -151,11 +153,15 @@ class LiveTuning:
         if _is_capturing():
             self._captured = True
             return  # whoever waits for the device now, or asks it anything, breaks the graph
-        if self._controller.rests(self._recorder.steps):
+        self._count()
+        with interrupts_wait() if self._job.on_step else nullcontext():
+            rests = self._controller.rests(self._recorder.steps)
+        if rests:
             self._in_window = self.window(self._controller.state in CALM)
             self._rest()
             return
         self._recorder.rest_until(0)  # the hooks look at everything again
+        self._until = 0
         self._look()
         if any(_is_joined(model) for model in self._job.models):
             self._ranks.leave("the script joins ranks that have different numbers of batches")
@@ -179,10 +185,17 @@ class LiveTuning:
         recorder = self._recorder
         if recorder.on_boundary != self._boundary:
             return  # tuning has just ended
-        until = min(self._controller.rests_until, recorder.steps + LOSS_STEPS)
-        recorder.rest_until(0 if self._in_window else until)
-        if self._commands:  # which may have come just before
+        if self._in_window:
+            self._until = 0
+        elif recorder.steps >= self._until:
+            self._until = min(self._controller.rests_until, recorder.steps + LOSS_STEPS)
+        recorder.rest_until(self._until)
+        # Who is called after each step needs no look of the hooks. A command may have come just before.
+        if self._job.on_step or self._commands:
             recorder.boundary_due = 0
+
+    def _count(self) -> None:
+        self._job.steps, self._job.backward_passes = self._recorder.steps, self._recorder.backward_passes
 
     def _look(self) -> None:
         """Fills the job with what the loop uses now."""
@@ -196,7 +209,7 @@ class LiveTuning:
                 job.loaders.append(loader)
                 job.iterators.append(iterator)
         job.facts = recorder.facts
-        job.steps, job.backward_passes = recorder.steps, recorder.backward_passes
+        self._count()
         job.epochs_ended = recorder.feed.epochs_ended
         for model in job.models:
             parameter = next(model.parameters(), None)
@@ -257,7 +270,7 @@ class LiveTuning:
             from diagnose.actions._losses import Losses
 
             recorder = self._recorder
-            self._losses = Losses(recorder.guarded, lambda: recorder.steps + 1 >= recorder.boundary_due)
+            self._losses = Losses(recorder.guarded, lambda: recorder.steps + 1 >= self._until)
             self._installed.enter_context(self._losses.noted())
         losses = self._losses.step_ended()
         self.loss.add(self._recorder.steps, losses)

@@ -8,8 +8,10 @@ for the others where they decide something together; see `agreement`.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from diagnose.core.trial import ASKED_FOR
 from diagnose.tuner.agreement import RankFailed, RanksLost
 from diagnose.tuner.asking import Asking
 from diagnose.tuner.changes import Changes
@@ -66,9 +68,11 @@ class Controller:
     # -- what the process calls
 
     def rests(self, number: int) -> bool:
-        """A step of the script has ended: returns whether `boundary` need not be called for it. Cheap."""
+        """A step of the script has ended: returns whether `boundary` need not be called for it. Cheap: does
+        only what is due after each step. Raises no `Exception`."""
         if number >= self.rests_until or self._world.commands:
             return False
+        self._guarded(self._call_on_step)
         self._loss.read()
         return True
 
@@ -83,29 +87,42 @@ class Controller:
         """
         if self.state == "ended":
             return
+        self._guarded(self._go_on, number, aside, begins, num_samples)
+        self._resumed_ns = self._world.clock()
+        self._world.pauses.mark()
+
+    def _go_on(self, number: int, aside: bool, begins: bool, num_samples: int) -> None:
+        """See `boundary`."""
+        self._call_on_step()
+        if self._plan is None:
+            self._loss.read()
+            self.rests_until = number + FROZEN_STEPS
+            return
+        time_ns, before = self._world.clock() - self._resumed_ns, self._course.step.number
+        passed = max(1, number - before)
+        self._course.step = Step(
+            number=number,
+            time_ns=time_ns,
+            aside=aside,
+            begins=begins,
+            num_samples=num_samples,
+            passed=passed,
+            # What was collected before the first step ended is the start of the script.
+            paused_ns=self._world.pauses.steps_ended(time_ns, passed) if before else 0,
+        )
+        self._course.looks += 1
+        alarm = self._loss.step_ended()
+        steps = self._plan.throw(alarm) if alarm is not None else self._plan.send(self._course.step)
+        self.rests_until = 0 if self._loss.watches() else number + steps
+
+    def _call_on_step(self) -> None:
+        for call in list(self._world.job.on_step):
+            call()
+
+    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
+        """Does something between two steps; what fails in it ends or freezes the tuning."""
         try:
-            for call in list(self._world.job.on_step):
-                call()
-            if self._plan is not None:
-                time_ns, before = self._world.clock() - self._resumed_ns, self._course.step.number
-                passed = max(1, number - before)
-                self._course.step = Step(
-                    number=number,
-                    time_ns=time_ns,
-                    aside=aside,
-                    begins=begins,
-                    num_samples=num_samples,
-                    passed=passed,
-                    # What was collected before the first step ended is the start of the script.
-                    paused_ns=self._world.pauses.steps_ended(time_ns, passed) if before else 0,
-                )
-                alarm = self._loss.step_ended()
-                steps = self._plan.throw(alarm) if alarm is not None else self._plan.send(self._course.step)
-                may_rest = not (self._world.job.on_step or self._loss.watches())
-                self.rests_until = number + steps if may_rest else 0
-            else:
-                self._loss.read()
-                self.rests_until = 0 if self._world.job.on_step else number + FROZEN_STEPS
+            work(*args)
         except StopIteration:
             self._end("")
         except RankFailed as error:
@@ -118,8 +135,6 @@ class Controller:
             if self._world.ranks.num > 1:
                 self._freeze("it was interrupted")
             raise
-        self._resumed_ns = self._world.clock()
-        self._world.pauses.mark()
 
     def finish(self) -> None:
         """The script ends, however it does: everything is undone. Raises no `Exception`."""
@@ -175,7 +190,12 @@ class Controller:
         return early
 
     def _hold(self) -> Plan[bool]:
-        return (yield from self._holding.hold(self._seeking.postponed, self._seeking.looks_again))
+        postponed = self._seeking.postponed
+        self._loss.expects = any(self._world.actions[name].safety in ASKED_FOR for name in postponed)
+        try:
+            return (yield from self._holding.hold(postponed, self._seeking.looks_again))
+        finally:
+            self._loss.expects = True
 
     # -- the end
 

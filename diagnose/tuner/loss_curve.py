@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from diagnose.core.history import LOSS
 
 MAX_POINTS = 256
 """More a small chart does not show: then each two become one. All of them are written with every flush."""
+
+SPARSE = 8
+"""While tuning rests a loss comes at least once in so many steps (`launch.tuning.LOSS_STEPS`): points of
+fewer would be single ones between gaps, and no line."""
 
 DIGITS = 6
 
@@ -42,6 +47,10 @@ class LossCurve:
         width, points = self._width, list(zip(self._sums, self._counts, strict=False))
         if not any(count for _, count in points):
             return {}
+        while width < SPARSE and _are_sparse([at for at, (_, count) in enumerate(points) if count], width):
+            pairs = [points[at : at + 2] for at in range(0, len(points), 2)]
+            points = [(sum(total for total, _ in pair), sum(count for _, count in pair)) for pair in pairs]
+            width *= 2
         means = [float(f"{total / count:.{DIGITS}g}") if count else None for total, count in points]
         return {LOSS: {"width": width, "means": means}}
 
@@ -50,3 +59,9 @@ class LossCurve:
         self._sums = [sum(self._sums[at : at + 2]) for at in pairs]
         self._counts = [sum(self._counts[at : at + 2]) for at in pairs]
         self._width *= 2
+
+
+def _are_sparse(places: Sequence[int], width: int) -> bool:
+    """Whether a point stands alone between gaps of a few steps; longer ones had no loss."""
+    gaps = [width < (later - earlier) * width <= SPARSE for earlier, later in pairwise(places)]
+    return any(before and after for before, after in pairwise(gaps))

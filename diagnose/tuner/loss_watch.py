@@ -25,6 +25,8 @@ class LossWatch:
 
     Attributes:
         armed: Whether somebody is ready to catch an alarm.
+        expects: Whether the next thing to be tried may be such a change. Until something is, nobody needs
+            the loss of each step where nothing of the kind is in force.
     """
 
     def __init__(self, world: World, changes: Changes, orders: Orders) -> None:
@@ -32,7 +34,8 @@ class LossWatch:
         self._changes = changes
         self._orders = orders
         self.armed = True
-        self._begun = False
+        self.expects = True
+        self._begun = self._watched = False
 
     def suspects(self) -> list[Installed]:
         """Returns what is kept or tried and may harm the training; the same on every rank."""
@@ -41,7 +44,7 @@ class LossWatch:
 
     def watches(self) -> bool:
         """Whether the loss of each step matters."""
-        return bool(self.suspects()) or self._orders.policy.may_harm()
+        return bool(self.suspects()) or (self.expects and self._orders.policy.may_harm())
 
     def read(self) -> None:
         """Takes note of the loss of a step, to be shown: on a CPU, where that costs no copy. Where somebody
@@ -56,9 +59,12 @@ class LossWatch:
     def step_ended(self) -> LossAlarm | None:
         """Takes note of the loss; returns an alarm that this process can heed by itself."""
         trend, suspects, watched = self._world.loss, self.suspects(), self.watches()
+        again, self._watched = watched and not self._watched, watched
         if not watched:
             self.read()
             return None
+        if again:  # what the loss was when it was watched last is long ago
+            trend.restart()
         for loss in self._told():
             trend.add(loss)
         if not trend.alarm:

@@ -123,9 +123,14 @@ class Seeking:
         """Tries one action."""
         self.done.add(candidate.name)
         measured = [each.measured.with_ns for each in self._changes.kept if each.measured is not None]
-        usual_ns = min([self._asking.step_ns, *measured])
         self._attempt = Attempt(
-            self._world, self._orders.policy, self._changes, self._course, candidate, usual_ns
+            self._world,
+            self._orders.policy,
+            self._changes,
+            self._course,
+            candidate,
+            usual_ns=min([self._asking.step_ns, *measured]),
+            looked_at_ns=min([self._asking.looked_at_ns, *measured]),
         )
         trial = yield from self._attempt.run()
         if self._attempt.too_dear:

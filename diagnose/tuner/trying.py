@@ -53,6 +53,7 @@ class Attempt:
         course: Where tuning stands; gets what the trial costs.
         candidate: The action.
         usual_ns: What a step takes now.
+        looked_at_ns: What it takes where each is looked at, as in a trial.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Attempt:
         course: Course,
         candidate: Candidate,
         usual_ns: float,
+        looked_at_ns: float,
     ) -> None:
         self._world = world
         self._policy = policy
@@ -71,6 +73,7 @@ class Attempt:
         self._spending = course.spending
         self._candidate = candidate
         self._usual_ns = usual_ns
+        self._looked_at_ns = looked_at_ns
         self._first = course.step.number
         self._rivals = Rivals(world, changes, course, candidate)
         self._test: PairedTest | None = None
@@ -157,7 +160,7 @@ class Attempt:
     def _is_doubtful(self, test: PairedTest) -> bool:
         """Whether a gain may only be of what preparing the action costs: with it steps are no faster than
         before that, or without it far slower."""
-        usual_ns: float = max(self._world.ranks.exchange("what a step took", self._usual_ns))
+        usual_ns: float = max(self._world.ranks.exchange("what a step took", self._looked_at_ns))
         without_ns, with_ns = statistics.fmean(test.without_ns), statistics.fmean(test.with_ns)
         return usual_ns > 0 and (with_ns >= usual_ns or without_ns > SLOWED * usual_ns)
 

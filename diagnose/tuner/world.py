@@ -169,12 +169,14 @@ class Course:
     Attributes:
         state: See `Controller.state`.
         step: The latest step of the script.
+        looks: How many of its steps were looked at: in the others tuning rested.
         spending: What tuning has cost.
     """
 
     def __init__(self, world: World) -> None:
         self.state = ""
         self.step = Step(number=0, time_ns=0, aside=False)
+        self.looks = 0
         self.spending = Spending(world.clock())
         self._world = world
 
