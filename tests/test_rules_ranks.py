@@ -12,7 +12,8 @@ from diagnose.core.graph import Graph
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
-from diagnose.core.program import Optimizer, Program
+from diagnose.core.program import Calls, Optimizer, Program
+from diagnose.core.series import Series
 from diagnose.rules import diagnosed
 from diagnose.rules._examples import profile
 from diagnose.rules._meetings import own_parts
@@ -381,3 +382,36 @@ def test_what_the_others_wait_while_one_rank_unpickles_is_lost_once():
     assert found is not None
     assert found.lost_ns == {Phase.COMMUNICATION: pytest.approx(19e6)}
     assert "For 16.0 ms more one rank alone unpickles" in found.evidence[-1]
+
+
+LOGS = {Phase.FORWARD: 20.0, Phase.BACKWARD: 20.0, Phase.OTHER: 20.0, Phase.COMMUNICATION: 10.0}
+
+
+def taught(first_ms: float, others_ms: float, usual_ms: float, saves_ms: float = 0.0) -> Profile:
+    """Two ranks with a teacher, of which the first logs for 20 ms in each step. Each evaluates so long in
+    the mean; the first one so long in a usual step, and it saves now and then."""
+    late_ms = LOGS[Phase.OTHER] + first_ms - others_ms + saves_ms
+    first = {**LOGS, Phase.EVALUATION: first_ms, Phase.CHECKPOINT: saves_ms}
+    second = {**LOGS, Phase.OTHER: 0.0, Phase.EVALUATION: others_ms, Phase.COMMUNICATION: 10.0 + late_ms}
+    met = meeting(10, 10 + late_ms, last=0, held_ms=late_ms)
+    usual = {phase: ms * 1e6 for phase, ms in {**LOGS, Phase.EVALUATION: usual_ms}.items()}
+    program = Program(meetings=met, calls=Calls(num_steps=5, untrained=1.0))
+    return ranks_example(first, second, program=program, series=Series(median_ns=usual))
+
+
+@pytest.mark.parametrize(
+    ("job", "evaluation_ms"),
+    [
+        pytest.param(taught(60, 40, 40), 0, id="the first alone validates"),
+        pytest.param(taught(60, 40, 40, saves_ms=30), 0, id="and saves"),
+        pytest.param(taught(40, 40, 40), 0, id="alike"),
+        pytest.param(taught(60, 40, 60), 20, id="its teacher is slower in every step"),
+        pytest.param(taught(40, 0, 40), 40, id="it alone has one"),
+        pytest.param(taught(60, 20, 40), 20, id="it alone has one, and all validate"),
+    ],
+)
+def test_of_what_the_first_rank_evaluates_only_a_teacher_makes_it_late(job: Profile, evaluation_ms: float):
+    found = ComputeStraggler().check(job)
+    assert found is not None and found.ranks == (0,)
+    lost = {Phase.OTHER: 20e6} | ({Phase.EVALUATION: evaluation_ms * 1e6} if evaluation_ms else {})
+    assert found.lost_ns == {phase: pytest.approx(ns) for phase, ns in lost.items()}

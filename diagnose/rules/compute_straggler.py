@@ -244,8 +244,10 @@ def _left_ns(profile: Profile, phase: Phase, longer_ns: float) -> float:
     it in every step, but what a teacher or one that writes texts computes there for the training itself."""
     if phase is Phase.EVALUATION:
         others_ns = median(rank.phase_time_ns.get(phase, 0.0) for rank in profile.ranks[1:])
-        known_ns = max(teaching_ns(profile), generating_ns(profile)) - others_ns
-        return max(0.0, min(longer_ns, known_ns))
+        known_ns = max(teaching_ns(profile), generating_ns(profile))
+        # Not scaled by the mean step: that has in it what this rank alone evaluates and saves now and then.
+        usual_ns = profile.series.median_ns.get(phase, known_ns)
+        return max(0.0, min(longer_ns, min(known_ns, usual_ns) - others_ns))
     return 0.0 if phase in OF_FIRST else longer_ns
 
 

@@ -22,7 +22,7 @@ from diagnose.rules._supply import (
 )
 from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import WORTH_SHARE, Rule
-from diagnose.rules.slow_batch_building import SERIAL, between_epochs
+from diagnose.rules.slow_batch_building import BEGUN_SHORTLY, SERIAL, between_epochs
 
 READ_WHOLE = re.compile(r"\blist\(\s*[\w.]*(loader|dl)\w*\s*\)", re.IGNORECASE)
 """A line that reads all batches of a loader at once trains on none of them."""
@@ -114,6 +114,7 @@ class EpochBoundaryStall(Rule):
         ),
     )
     silent_on = (
+        BEGUN_SHORTLY,
         # The largest of the lines may be what each step slices.
         profile(
             data_wait_ms=18,

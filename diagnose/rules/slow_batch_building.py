@@ -66,6 +66,20 @@ ITERATES = {"__iter__", "__next__"}
 TOKENIZED = at("enc = tokenizer(batch['text'])", 0.36, phase=Phase.DATA_WAIT)
 DUSTED = replace(at("images = dust(images)", 0.18, "python-loop", phase=Phase.DATA_WAIT), between=0.18)
 SERIAL = Program(loaders=(Loader(num_workers=0),))
+BEGUN_SHORTLY = profile(
+    data_wait_ms=11,
+    forward_ms=88,
+    program=SERIAL,
+    input=InputStats(
+        epoch_starts=9,
+        epoch_start_ns=0.0,
+        epoch_start_gap_ns=6.5e6,
+        steady_gap_ns=10.5e6,
+        steady_wait_ns=1e6,
+    ),
+    where=(replace(DUSTED, share=0.1, between=0.1),),
+)
+"""Targets of the loss are made as each epoch begins, in less than these lines take in all steps."""
 FED = at("for batch in loader:", 0.38, phase=Phase.DATA_WAIT)
 DRAWN = replace(
     at("rows += rng.choice(pool, 4).tolist()", 0.19, phase=Phase.DATA_WAIT), function="Pairs.__iter__"
@@ -135,6 +149,7 @@ class SlowBatchBuilding(Rule):
             ),
             where=(replace(DUSTED, share=0.19, between=0.19),),
         ),
+        BEGUN_SHORTLY,
         profile(data_wait_ms=22, program=SERIAL, input=DRAWN_ALONE, where=(DRAWN, HANDED)),
         profile(
             step_ms=4,
@@ -335,7 +350,8 @@ def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
     start_ns, others_ns = stats.epoch_start_gap_ns, profile.spent_ns(Phase.OTHER)
     if is_fed:
         least_ns = seen_ns - stats.steady_gap_ns
-        if start_ns <= seen_ns / AS_MUCH:  # else something else begins the epoch, such as targets of a loss
+        # Else something else begins the epoch, such as targets of a loss.
+        if AS_MUCH * seen_ns <= start_ns <= seen_ns / AS_MUCH:
             least_ns = max(least_ns, start_ns - others_ns)
         return max(0.0, min(start_ns, seen_ns, least_ns)), lines
     alike = start_ns >= AS_MUCH * seen_ns

@@ -8,6 +8,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
+from diagnose.rules._machine import waits_for_disk
 from diagnose.rules._own_loading import MOSTLY, LoadingRule, has_come_to_keep, may_only_read
 from diagnose.rules._phases import shared
 from diagnose.rules._serial import CAUSE_ACTIONS, Serial, serial_of, takes_rewriting, where_loading
@@ -125,6 +126,7 @@ class SlowSamples(LoadingRule):
         loading(40, stats={**BURSTS, "own_drawing_ns": 25e6}),
         loading(40, stats=BURSTS, own=pieces()),
         loading(40, stats=BURSTS, own=pieces(reads=96.0), host=STANDS_STILL),
+        loading(40, stats=BURSTS, host=replace(STANDS_STILL, iowait_cpus=0.5)),
         loading(40, stats=BURSTS, loader={"iterable": True}),
         loading(40, stats=BURSTS, host=replace(ON_BOTH_CPUS, runnable_share=0.2)),
         loading(3, stats={"burst_ns": 2.5e6, "burst_share": 0.1}),
@@ -254,7 +256,10 @@ class SlowSamples(LoadingRule):
 
 def _stands_reading(profile: Profile, serial: Serial) -> bool:
     """Whether the training thread reads files for most of its loading, and either that is all it does or it
-    stands still meanwhile: storage that is slow at times, whichever sample is asked for."""
+    stands still meanwhile: storage that is slow at times, whichever sample is asked for. What waits for a
+    disk may read mapped files, by no call."""
+    if serial.waits and waits_for_disk(profile.host):
+        return True
     own = profile.input.own
     if own is None or not own.reads or own.reading_share is None or own.reading_share < MOSTLY:
         return False

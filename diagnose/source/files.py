@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Collection, Mapping
 
-from diagnose.source.reads_writes import APPENDS, grow, reads, writes
+from diagnose.source.reads_writes import APPENDS, grow, writes
 from diagnose.source.statements import (
     Place,
     Scope,
@@ -89,7 +89,7 @@ def opens_to_write(call: ast.Call) -> bool:
 
 
 def into_memory(place: Place) -> bool:
-    """Whether a statement saves to memory by its words, or by what was made around it: `image.save(buffer)`."""
+    """Whether a statement saves to memory, by its words or by what is made around it: `image.save(out)`."""
     first = [given_to(call)[:1] for call in calls_of(place.statement) if callee(call)[0] == "save"]
     given = names(node for each in first for to in each for node in ast.walk(to))
     around = place.function or (place.loops[-1] if place.loops else place.statement)

@@ -110,11 +110,10 @@ def _tensors(function: Function) -> set[str]:
 
 def _turns(statement: ast.For | ast.With) -> set[str]:
     """Returns what a loop's variables are in each turn, without the numbers and keys that it counts by."""
-    if isinstance(statement, ast.For) and isinstance(statement.target, ast.Tuple):
-        first, *rest = statement.target.elts
-        if isinstance(statement.iter, ast.Call) and callee(statement.iter)[0] in ("enumerate", "items"):
-            return names(node for each in rest for node in ast.walk(each))
-    return writes(statement)
+    if not isinstance(statement, ast.For) or not isinstance(statement.target, ast.Tuple):
+        return writes(statement)
+    counts = isinstance(statement.iter, ast.Call) and callee(statement.iter)[0] in ("enumerate", "items")
+    return names(node for each in statement.target.elts[counts:] for node in ast.walk(each))
 
 
 def _is_cast(name: str, base: str) -> bool:

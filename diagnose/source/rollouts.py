@@ -156,8 +156,8 @@ def _kind(base: str) -> str:
 
 
 def _last_part(base: str) -> str:
-    """Returns the last name of an expression without its index: `envs` of `self.envs[k]`, but `env_model` of
-    `nets["env_model"]`."""
+    """Returns the last name of an expression without its index: `envs` of `self.envs[k]`, but
+    `env_model` of `nets["env_model"]`."""
     base = re.sub(r"\[(['\"])(\w+)\1\]", r".\2", base)
     while base != (bare := re.sub(r"\[[^][]*\]", "", base)):
         base = bare
