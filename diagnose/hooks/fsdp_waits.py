@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import COMMUNICATION
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, replaced, spanned, timed
 
-COMMUNICATION = SLOT_OF["communication"]
 GATHERS = ("unshard", "wait_for_unshard")
 SCATTERS = ("finalize_backward",)
 
