@@ -20,6 +20,10 @@ MAX_TAIL = 0.2
 """With a longer tail the batches themselves differ, and the fault is `slow-samples`."""
 
 
+BURSTS = {"burst_ns": 19e6, "burst_share": 0.25, "burst_period": 4}
+RARE = {"burst_ns": 19e6, "burst_share": 0.02, "burst_period": 50}
+
+
 class BurstyPrefetch(Rule):
     """
     ## What it means
@@ -39,28 +43,12 @@ class BurstyPrefetch(Rule):
     actions = ("loader-prefetch", "loader-workers")
     explains = ("slow-samples",)
     fires_on = (
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=200,
-            num_workers=4,
-            loader={"prefetch_factor": 1},
-            stats={"burst_ns": 19e6, "burst_share": 0.25, "burst_period": 4},
-        ),
+        fed_by(data_wait_ms=20, fetch_ms=200, num_workers=4, loader={"prefetch_factor": 1}, stats=BURSTS),
     )
     silent_on = (
         WELL_FED,
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=390,
-            num_workers=4,
-            stats={"burst_ns": 19e6, "burst_share": 0.25, "burst_period": 4},
-        ),
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=200,
-            num_workers=4,
-            stats={"burst_ns": 19e6, "burst_share": 0.02, "burst_period": 50},
-        ),
+        fed_by(data_wait_ms=20, fetch_ms=390, num_workers=4, stats=BURSTS),
+        fed_by(data_wait_ms=20, fetch_ms=200, num_workers=4, stats=RARE),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -81,18 +69,15 @@ class BurstyPrefetch(Rule):
         prefetch = 2 * max(2, supply.loader.prefetch_factor or 2)
         return Finding(
             rule=self.name,
-            summary=(
-                f"Every {period} steps the loop waits for all {workers} workers at once:"
-                f" {format_share(burst_ns / profile.step_time_ns)} of the time."
-            ),
+            summary=f"Every {period} steps the loop waits for all {workers} workers at once:"
+            f" {format_share(burst_ns / profile.step_time_ns)} of the time.",
             lost_ns={Phase.DATA_WAIT: burst_ns},
             low_ns=0.4 * burst_ns,
             high_ns=supply.wait_ns,
             assumption="enough batches are prepared ahead to bridge the gaps",
             evidence=(
                 f"{format_share(burst_ns / supply.wait_ns)} of the waiting comes in one step of {period};"
-                " there"
-                f" are {workers} workers.",
+                f" there are {workers} workers.",
                 *supply.evidence(),
             ),
             fix=f"Prepare {prefetch} batches ahead per worker.",

@@ -59,10 +59,8 @@ class WorkerImbalance(Rule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"One worker does {format_share(busiest / supply.loader.num_workers)} of the loading, and"
-                f" {format_share(supply.wait_share)} of each step is spent waiting for it."
-            ),
+            summary=f"One worker does {format_share(busiest / supply.loader.num_workers)} of the loading,"
+            f" and {format_share(supply.wait_share)} of each step is spent waiting for it.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.6 * lost_ns,
             high_ns=supply.wait_ns,
