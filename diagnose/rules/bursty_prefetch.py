@@ -8,7 +8,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
 from diagnose.rules._supply import MIN_SHARE, SATURATED, applicable, supply_of, with_loader_arguments
 from diagnose.rules._worker_examples import WELL_FED, fed_by
-from diagnose.rules.base import Rule
+from diagnose.rules._worker_rule import WorkerRule
 
 IN_BURSTS = 0.5
 """Part of the wait that must come in regular long waits."""
@@ -24,7 +24,7 @@ BURSTS = {"burst_ns": 19e6, "burst_share": 0.25, "burst_period": 4}
 RARE = {"burst_ns": 19e6, "burst_share": 0.02, "burst_period": 50}
 
 
-class BurstyPrefetch(Rule):
+class BurstyPrefetch(WorkerRule):
     """
     ## What it means
     The loop waits in every `num_workers`-th step: all workers begin a batch at the same time and finish
@@ -39,6 +39,7 @@ class BurstyPrefetch(Rule):
     wait.
     """
 
+    min_workers = 2
     needs = ("input.workers", "input.burst_ns")
     actions = ("loader-prefetch", "loader-workers")
     explains = ("slow-samples",)
@@ -50,10 +51,6 @@ class BurstyPrefetch(Rule):
         fed_by(data_wait_ms=20, fetch_ms=390, num_workers=4, stats=BURSTS),
         fed_by(data_wait_ms=20, fetch_ms=200, num_workers=4, stats=RARE),
     )
-
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return any(loader.num_workers > 1 for loader in profile.program.loaders[:1])
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

@@ -10,13 +10,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_duration
 from diagnose.rules._examples import profile
-from diagnose.rules._reductions import (
-    BUCKET_BYTES,
-    made_without,
-    reduces_in,
-    usual_wait_ns,
-    waits_ns,
-)
+from diagnose.rules._reductions import BUCKET_BYTES, made_without, reduces_in, usual_wait_ns, waits_ns
 from diagnose.rules.base import WORTH_SHARE, Rule
 
 MIN_TIMES_MORE = 3
