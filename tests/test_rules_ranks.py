@@ -22,7 +22,7 @@ from diagnose.rules._ranks import latest
 from diagnose.rules.compute_straggler import ComputeStraggler
 from diagnose.rules.contended_rank import ContendedRank, delayed
 from diagnose.rules.find_unused_parameters import FindUnusedParameters
-from diagnose.rules.frequent_collectives import SENDS, UNPICKLES, FrequentCollectives
+from diagnose.rules.frequent_collectives import TURNS, UNPICKLES, FrequentCollectives
 from diagnose.rules.input_straggler import InputStraggler
 from diagnose.rules.missing_no_sync import COPY_BYTES_PER_NS, COPY_NS, MissingNoSync, accumulating
 from diagnose.rules.small_buckets import SmallBuckets
@@ -378,7 +378,7 @@ def test_ranks_that_hold_each_other_up_by_chance_alone_are_not_named():
 
 
 def test_what_the_others_wait_while_one_rank_unpickles_is_lost_once():
-    found = FrequentCollectives().check(ranks_example(SENDS, SENDS, program=UNPICKLES))
+    found = FrequentCollectives().check(ranks_example(TURNS, TURNS, program=UNPICKLES))
     assert found is not None
     assert found.lost_ns == {Phase.COMMUNICATION: pytest.approx(19e6)}
     assert "For 16.0 ms more one rank alone unpickles" in found.evidence[-1]

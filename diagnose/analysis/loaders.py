@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
+from diagnose.analysis.program import made
 from diagnose.analysis.spans import whole_steps
 from diagnose.core.program import Loader
 from diagnose.source.calls import call_at
@@ -31,16 +32,20 @@ def loaders_of(log: RankLog, sources: Sources) -> tuple[Loader, ...]:
         sources: Where the text of the call that made each is read.
     """
     facts = [facts_of(log)[index] for index in order_of(log)]
-    known = set(Loader.__dataclass_fields__)
     moved = bool(log.meta.get("facts", {}).get("batches_on_device"))
     return tuple(
-        Loader(
-            **{name: value for name, value in fact.items() if name in known},
-            moves_batches=moved and not fact.get("num_workers"),
-            construct_ns=fact.get("total_construct_ns", 0) / max(1, fact.get("epochs", 0)),
-            call=call_at(sources, fact.get("file", ""), fact.get("line", 0), "DataLoader"),
+        made(
+            Loader,
+            (
+                {
+                    **fact,
+                    "moves_batches": moved and not fact.get("num_workers"),
+                    "construct_ns": fact.get("total_construct_ns", 0) / max(1, fact.get("epochs", 0)),
+                    "call": call_at(sources, fact.get("file", ""), fact.get("line", 0), "DataLoader"),
+                }
+                for fact in facts
+            ),
         )
-        for fact in facts
     )
 
 

@@ -47,10 +47,10 @@ def program_of(log: RankLog, warmup: int, sources: Sources) -> Program:
         for fact in facts.get("optimizers", ())
     ]
     return Program(
-        loaders=tuple(_made(Loader, facts.get("loaders", ()))),
-        optimizers=tuple(_made(Optimizer, optimizers)),
-        models=tuple(_made(Model, facts.get("models", ()))),
-        calls=next(_made(Calls, _one(facts.get("calls"))), None),
+        loaders=tuple(made(Loader, facts.get("loaders", ()))),
+        optimizers=tuple(made(Optimizer, optimizers)),
+        models=tuple(made(Model, facts.get("models", ()))),
+        calls=next(made(Calls, _one(facts.get("calls"))), None),
         graph=next(_with_works(Graph, facts.get("graph")), None),
         dropped=next(_with_works(Dropped, facts.get("dropped")), None),
         compiler=next(map(_compiler, _one(facts.get("compiler"))), None),
@@ -67,7 +67,7 @@ def ddp_of(log: RankLog) -> Ddp | None:
     if not fact:
         return None
     own = {"rank": rank_of(log), "passes_per_step": _passes(log)}
-    ddp: Ddp = next(_made(Ddp, [{**_ddp(fact), **own}]))
+    ddp: Ddp = next(made(Ddp, [{**_ddp(fact), **own}]))
     return ddp
 
 
@@ -92,7 +92,7 @@ def fsdp_of(log: RankLog) -> Fsdp | None:
         for ours, total in WAITED_IN_FSDP.items()
         if total in fact and fact.get("on_cpu")
     }
-    fsdp: Fsdp = next(_made(Fsdp, [{**fact, **means}]))
+    fsdp: Fsdp = next(made(Fsdp, [{**fact, **means}]))
     return fsdp
 
 
@@ -102,7 +102,7 @@ def pipeline_of(log: RankLog, sources: Sources) -> Pipeline | None:
     if not fact:
         return None
     call = call_at(sources, fact["file"], fact["line"], fact["kind"])
-    pipeline: Pipeline = next(_made(Pipeline, [{**fact, "call": call}]))
+    pipeline: Pipeline = next(made(Pipeline, [{**fact, "call": call}]))
     return pipeline
 
 
@@ -236,7 +236,7 @@ def _one(fact: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 def _with_works(kind: Any, fact: Mapping[str, Any] | None) -> Any:
     """Makes a noun of a fact that has works in it; none where there is no fact."""
-    return _made(
+    return made(
         kind,
         [
             {**each, **{name: Work(**value) for name, value in each.items() if _is_work(value)}}
@@ -250,23 +250,14 @@ def _is_work(value: Any) -> bool:
 
 
 def _compiler(fact: Mapping[str, Any]) -> Compiler:
-    breaks = tuple(_made(GraphBreak, fact.get("breaks", ())))
-    skipped = tuple(_made(GraphBreak, fact.get("skipped", ())))
-    (compiler,) = _made(Compiler, [{**fact, "breaks": breaks, "skipped": skipped}])
-    assert isinstance(compiler, Compiler)
+    places = {name: tuple(made(GraphBreak, fact.get(name, ()))) for name in ("breaks", "skipped")}
+    compiler: Compiler = next(made(Compiler, [{**fact, **places}]))
     return compiler
 
 
-def _made(kind: Any, facts: Iterable[Mapping[str, Any]]) -> Any:
+def made(kind: Any, facts: Iterable[Mapping[str, Any]]) -> Any:
     """Makes nouns of facts; what a newer version wrote and this one does not know is left out."""
-    known = set(kind.__dataclass_fields__)
-    return (
-        kind(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in fact.items()
-                if name in known
-            }
-        )
-        for fact in facts
-    )
+    known = kind.__dataclass_fields__
+    for fact in facts:
+        told = {name: value for name, value in fact.items() if name in known}
+        yield kind(**{n: tuple(value) if isinstance(value, list) else value for n, value in told.items()})

@@ -53,9 +53,9 @@ def with_waits(lines: Iterable[SourceLine], log: RankLog, host: HostStats) -> li
     # A device makes lines wait by itself: for what was asked of it.
     if log.meta.get("device", "cpu") != "cpu" or host.runnable_share is None:
         return known
-    held = sum(thread.cpus for thread in host.python_threads)
     if host.runnable_share > MAX_RUNNABLE:
         return known
+    held = sum(thread.cpus for thread in host.python_threads)
     reads = host.read_bytes_per_s is None or host.read_bytes_per_s > MAX_READ_BYTES_PER_S
     phases = (Phase.OTHER,) if reads else (Phase.OTHER, Phase.DATA_WAIT)
     return [

@@ -48,7 +48,7 @@ def with_transforms(stats: InputStats, log: RankLog, sources: Sources) -> InputS
 
 
 def transform_share(
-    samples: Iterable[tuple[tuple[Frame, ...], int]], sources: Sources, collates: Collection[str] = ()
+    samples: Iterable[tuple[tuple[Frame, ...], int]], sources: Sources, collates: Collection[str]
 ) -> float | None:
     """Returns the part of the sampled time in transforms, 0 to 1; `None` where samples are too few.
 

@@ -53,8 +53,7 @@ class CollateClock:
             return
         self._counters["collated_wait_ns"] += self._clock() - self._asked_ns
         self._fetcher = None
-        read_now = read_so_far() if self._read is not None else None
-        if self._read is None or read_now is None:
+        if self._read is None or (read_now := read_so_far()) is None:
             return
         self._counters["read_batches"] += 1
         self._counters["read_bytes"] += read_now[0] - self._read[0]

@@ -10,14 +10,12 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER
 from diagnose.hooks._frames import USER, owner
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import THEN, Hook, hidden, replaced, replaced_in, spanned, unseen
+from diagnose.hooks.base import THEN, Hook, around, replaced, replaced_in, spanned
 
-COMMUNICATION = SLOT_OF["communication"]
-FORWARD, BACKWARD, OPTIMIZER = (SLOT_OF[phase] for phase in ("forward", "backward", "optimizer"))
 INSIDE = FORWARD, BACKWARD, OPTIMIZER
 """A model's or an optimizer's own collectives, as of tensor parallelism or `ZeroRedundancyOptimizer`."""
 
@@ -171,6 +169,9 @@ class CollectivesHook(Hook):
                 inside.waited_ns += took_ns
             waited(args, result)
 
+        def begun(args: tuple[Any, ...], work: Any) -> None:
+            recorder.guarded(begins, work)
+
         def begins(work: Any) -> None:
             if "exchanges" not in recorder.facts:
                 tell()
@@ -247,16 +248,7 @@ class CollectivesHook(Hook):
             return spanned(original, recorder, before_sum, ended)
 
         def wrap_maker(original: Any) -> Any:
-            def make(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    work = original(*args, **kwargs)
-                except BaseException as error:
-                    unseen(error)
-                    raise
-                recorder.guarded(begins, work)
-                return work
-
-            return hidden(make)
+            return around(original, after=begun)
 
         wraps: dict[str, Callable[[Any], Any]] = {
             **dict.fromkeys(COLLECTIVES, wrap),

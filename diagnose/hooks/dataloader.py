@@ -9,26 +9,20 @@ from threading import get_ident
 from typing import Any
 from weakref import WeakSet, ref
 
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
-from diagnose.hooks._asked_freely import AskedFreely
+from diagnose.core.ledger import DATA_WAIT, EVALUATION, FIRST_GAP, GAP_AFTER, GAP_AFTER_EVALUATION
+from diagnose.hooks._asked_freely import AskedFreely, nothing
 from diagnose.hooks._batch import batch_size, is_on_device, tells_samples_first
 from diagnose.hooks._collate import CollateClock
 from diagnose.hooks._drawing import random_state
 from diagnose.hooks._log import WIDTH
-from diagnose.hooks._recorder import EVALUATED, GAP_AFTER_EVALUATION, TRAINED, UNUSED, Recorder
+from diagnose.hooks._recorder import EVALUATED, TRAINED, UNUSED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
-DATA_WAIT = SLOT_OF["data_wait"]
 GAP = GAP_AFTER[DATA_WAIT]
-EVALUATION = SLOT_OF["evaluation"]
 TRAINING = DATA_WAIT + THEN
 
 COLLATE_EVERY = 16
 """After the first batches, `collate_fn` is timed for one in this many."""
-
-
-def nothing() -> None:
-    """Stands for a reference to no iterator."""
 
 
 class DataLoaderHook(Hook):

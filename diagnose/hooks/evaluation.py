@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.hooks._recorder import EVALUATION, Recorder
+from diagnose.core.ledger import EVALUATION
+from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 

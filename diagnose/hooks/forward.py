@@ -11,16 +11,14 @@ from types import FunctionType
 from typing import Any
 
 from diagnose.core.job import Route
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.core.ledger import EVALUATION, FIRST_GAP, FORWARD, GAP_AFTER
 from diagnose.hooks._batch import batch_size
 from diagnose.hooks._imports import after_import
 from diagnose.hooks._log import WIDTH
 from diagnose.hooks._recorder import TRAINED, UNUSED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
-FORWARD = SLOT_OF["forward"]
 GAP = GAP_AFTER[FORWARD]
-EVALUATION = SLOT_OF["evaluation"]
 
 KEEPERS = (
     ("torch._dynamo.eval_frame", "OptimizedModule", "_initialize"),

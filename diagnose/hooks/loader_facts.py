@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import DATA_WAIT, EVALUATION
 from diagnose.core.workers import NOT_TRAINING
 from diagnose.hooks._drawing import draws_with_first_batch, random_state
 from diagnose.hooks._frames import INTERNAL, LIBRARY, owner, place_of, resolve, user_frame
@@ -19,9 +19,6 @@ from diagnose.hooks._identity import identity, is_same
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks._worker_reports import inbox
 from diagnose.hooks.base import THEN, Hook, around, replaced, spanned
-
-DATA_WAIT = SLOT_OF["data_wait"]
-EVALUATION = SLOT_OF["evaluation"]
 
 MAX_LOADERS = 20
 """A script that makes ever new loaders on ever new lines is generated; the first ones tell enough."""

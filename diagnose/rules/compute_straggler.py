@@ -15,9 +15,9 @@ from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._meetings import holding, own_parts
 from diagnose.rules._rank_examples import meeting, ranks_example
+from diagnose.rules._rank_rule import RankRule
 from diagnose.rules._ranks import Late, latest
 from diagnose.rules._reductions import steady_wait_ns, waits_ns
-from diagnose.rules.base import Rule
 from diagnose.rules.frequent_evaluation import generating_ns, teaching_ns
 
 MIN_SHARE = 0.1
@@ -48,25 +48,17 @@ for what the training uses of it in every step."""
 
 SLOW = {Phase.FORWARD: 60.0, Phase.BACKWARD: 40.0}
 WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
-BACKWARD = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
 IN_BACKWARD = Program(
-    ddp=(
+    ddp=tuple(
         Ddp(
-            rank=0,
+            rank=rank,
             world_size=2,
-            compute_ns=30e6,
-            comm_ns=70e6,
-            overlap_ns=25e6,
-            compute_ns_by_pass=dict.fromkeys(range(4, 12), 30e6),
-        ),
-        Ddp(
-            rank=1,
-            world_size=2,
-            compute_ns=72e6,
-            comm_ns=20e6,
-            overlap_ns=15e6,
-            compute_ns_by_pass=dict.fromkeys(range(4, 12), 72e6),
-        ),
+            compute_ns=compute_ms * 1e6,
+            comm_ns=comm_ms * 1e6,
+            overlap_ns=overlap_ms * 1e6,
+            compute_ns_by_pass=dict.fromkeys(range(4, 12), compute_ms * 1e6),
+        )
+        for rank, (compute_ms, comm_ms, overlap_ms) in enumerate(((30, 70, 25), (72, 20, 15)))
     )
 )
 BUSY = Program(
@@ -107,7 +99,7 @@ TAKING_TURNS = replace(
 )
 
 
-class ComputeStraggler(Rule):
+class ComputeStraggler(RankRule):
     """
     ## What it means
     One rank takes longer for its forward, its backward or its Python code, also for what its loop computes
@@ -127,7 +119,7 @@ class ComputeStraggler(Rule):
     fires_on = (
         ranks_example(WAITING, SLOW),
         ranks_example(SLOW, WAITING),
-        ranks_example(BACKWARD, BACKWARD, program=IN_BACKWARD),
+        ranks_example(WAITING, WAITING, program=IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=LAST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=ON_A_BUSY_MACHINE),
         ranks_example(MEETS_WAITING, READS_AND_COMPUTES, program=LAST_IN_BACKWARD),
@@ -140,7 +132,7 @@ class ComputeStraggler(Rule):
     )
     silent_on = (
         ranks_example(SLOW, SLOW),
-        ranks_example(BACKWARD, BACKWARD, program=EVEN),
+        ranks_example(WAITING, WAITING, program=EVEN),
         ranks_example(WAITING, SLOW, program=BUSY),
         TAKING_TURNS,
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=MOSTLY_ALIKE),
@@ -155,27 +147,20 @@ class ComputeStraggler(Rule):
         ranks_example(TEACHES, TEACHES, program=TEACHER_OF_FIRST, series=TEACHES_EACH_STEP),
     )
 
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return len(profile.ranks) > 1
-
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         if profile.program.meetings is not None or profile.program.gatherings is not None:
             return self._by_meetings(profile)
-        found = [
-            late
-            for late in (latest(profile, HOST, steadily=True), _late_in_backward(profile))
-            if late is not None
-        ]
-        late = max(found, key=lambda late: sum(late.waits.values()), default=None)
-        if late is None or sum(late.waits.values()) < MIN_SHARE * profile.step_time_ns:
+        found = (latest(profile, HOST, steadily=True), _late_in_backward(profile))
+        late = max(filter(None, found), key=lambda late: late.won_ns, default=None)
+        if late is None or late.won_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        if _saves(profile, late.rank, late.phase):
+        # The first rank that is late as it saves is for `checkpoint-stall`.
+        if late.phase is Phase.CHECKPOINT and late.rank == profile.ranks[0].rank:
             return None
         waits = _all_of_it(profile, late)
         lost_ns = sum(waits.values())
-        steady_ns = steady_wait_ns(profile.program.ddp, but=late.ranks or (late.rank,))
+        steady_ns = steady_wait_ns(profile.program.ddp, but=late.ranks)
         if steady_ns is not None and steady_ns < MIN_STEADY * lost_ns:
             return None
         where = slower_in(profile.ranks, late.rank, late.phase)
@@ -194,7 +179,7 @@ class ComputeStraggler(Rule):
             fix=f"Find what slows {late.host}: its clocks, its other jobs, what its ranks do more of."
             if late.host
             else f"Find what rank {late.rank} does more of, or slower, in {where}.",
-            ranks=late.ranks or (late.rank,),
+            ranks=late.ranks,
         )
 
     def _by_meetings(self, profile: Profile) -> Finding | None:
@@ -260,11 +245,6 @@ def _of_first(one: RankProfile, lost: dict[Phase, float]) -> dict[Phase, float]:
     return parts
 
 
-def _saves(profile: Profile, rank: int, phase: Phase) -> bool:
-    """Whether it is the first rank that is late, as it saves: that is `checkpoint-stall`."""
-    return phase is Phase.CHECKPOINT and rank == profile.ranks[0].rank
-
-
 def _most(excess_ns: dict[Phase, float]) -> list[tuple[Phase, float]]:
     """The phases in which a rank loses most, and no crumbs."""
     whole = sum(excess_ns.values())
@@ -293,7 +273,7 @@ def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:
     lost_ns = min(sum(by_phase.values()), median(waited) - (waits_ns(profile, one) or 0.0))
     if lost_ns <= 0:
         return late.waits
-    if profile.ranks[0].rank not in (late.ranks or (late.rank,)):
+    if profile.ranks[0].rank not in late.ranks:
         return {Phase.BACKWARD: lost_ns}
     part = lost_ns / sum(by_phase.values())
     return _of_first(one, {phase: part * ns for phase, ns in by_phase.items()})
@@ -322,6 +302,7 @@ def _late_in_backward(profile: Profile) -> Late | None:
     backward_ns = profile.spent_ns(Phase.BACKWARD)
     return Late(
         rank=last.rank,
+        ranks=(last.rank,),
         phase=Phase.BACKWARD,
         late_ns=passes * late_ns,
         waits={Phase.BACKWARD: min(lost_ns, backward_ns)},

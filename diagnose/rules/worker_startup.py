@@ -9,6 +9,7 @@ from diagnose.core.units import format_duration, format_share
 from diagnose.rules._phases import STEP, shared
 from diagnose.rules._supply import (
     KEEP_ITERATOR,
+    MIN_EPOCHS,
     applicable,
     begins_anew,
     drawn_at_starts_ns,
@@ -16,14 +17,11 @@ from diagnose.rules._supply import (
     supply_of,
     with_loader_arguments,
 )
-from diagnose.rules._worker_examples import WELL_FED, fed_by
+from diagnose.rules._worker_examples import EPOCHS, WELL_FED, fed_by
 from diagnose.rules.base import WORTH_SHARE, Rule
 
 TOLD_SHARE = 0.02
 """Of what it costs: where the steps after it are slower by less, that is not told."""
-
-MIN_EPOCHS = 2
-"""Beginnings to have seen: a single one may have been slow for another reason."""
 
 BUILD_ONCE = (
     "Build the DataLoader once, before the first epoch, with persistent_workers=True. What changes from"
@@ -55,22 +53,18 @@ class WorkerStartup(Rule):
             data_wait_ms=12,
             fetch_ms=20,
             loader={"persistent_workers": False, "construct_ns": 80e6},
-            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
+            stats=EPOCHS,
         ),
         fed_by(
             data_wait_ms=12,
             fetch_ms=20,
             loader={"num_objects": 20, "epochs": 20, "construct_ns": 80e6},
-            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
+            stats=EPOCHS,
         ),
     )
     silent_on = (
         WELL_FED,
-        fed_by(
-            data_wait_ms=12,
-            fetch_ms=20,
-            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
-        ),
+        fed_by(data_wait_ms=12, fetch_ms=20, stats=EPOCHS),
         fed_by(
             data_wait_ms=1,
             fetch_ms=20,
@@ -81,12 +75,7 @@ class WorkerStartup(Rule):
             data_wait_ms=12,
             fetch_ms=20,
             loader={"persistent_workers": False, "construct_ns": 440e6},
-            stats={
-                "epoch_starts": 20,
-                "epoch_start_ns": 10e6,
-                "epoch_drawing_ns": 9e6,
-                "steady_wait_ns": 2e6,
-            },
+            stats={**EPOCHS, "epoch_drawing_ns": 9e6},
         ),
     )
 
@@ -125,10 +114,8 @@ class WorkerStartup(Rule):
             fix, alone = f"{KEEP_ITERATOR}: workers that are kept would be emptied in each step.", True
         return Finding(
             rule=self.name,
-            summary=(
-                f"Starting {loader.num_workers} workers anew for each epoch costs"
-                f" {format_share(total_ns / profile.step_time_ns)} of the time."
-            ),
+            summary=f"Starting {loader.num_workers} workers anew for each epoch costs"
+            f" {format_share(total_ns / profile.step_time_ns)} of the time.",
             lost_ns=lost,
             low_ns=0.6 * lost_ns,
             high_ns=stats.epoch_start_ns + slower_ns,
