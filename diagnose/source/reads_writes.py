@@ -53,7 +53,7 @@ def reads(statement: ast.stmt) -> set[str]:
 
 
 def reads_in(*expressions: ast.expr) -> set[str]:
-    """Returns the like of expressions."""
+    """Returns the names and dotted names that expressions read, as of statements."""
     return set().union(*(reads(ast.Expr(expression)) for expression in expressions))
 
 

@@ -129,8 +129,8 @@ def wanted_items(
 
 
 def lost_items(items: Sequence[Item], backs: Collection[str] | None) -> list[Item]:
-    """Returns those items that are the loss, where callers call `backward` on some, or return them in turn;
-    `None` if none was seen."""
+    """Returns those items that are the loss, by what callers call `backward` on or return in turn: `backs`,
+    `None` where no caller was seen."""
     if backs is not None and ANY not in backs:
         keys = {*backs, WHOLE} if backs else set()
         return [_narrowed(item, backs) for item in items if item.key in keys]
