@@ -10,6 +10,7 @@ import pytest
 from diagnose.core.phases import Phase
 from diagnose.source.attention import attention_lines
 from diagnose.source.idioms import Idioms
+from diagnose.source.place import rarer
 from diagnose.source.places import Places
 from diagnose.source.purposes import (
     CLIP,
@@ -27,7 +28,6 @@ from diagnose.source.purposes import (
 )
 from diagnose.source.slices import is_chain
 from diagnose.source.sources import Sources
-from diagnose.source.statements import rarer
 from tests.marked import FILE, of_marked
 
 

@@ -19,6 +19,7 @@ from diagnose.core.profile import SourceLine
 from diagnose.source.blocks import lines_beside
 from diagnose.source.function_names import PURPOSES
 from diagnose.source.idioms import Idioms
+from diagnose.source.names import words
 from diagnose.source.places import Places
 from diagnose.source.purposes import (
     CHAIN,
@@ -37,7 +38,6 @@ from diagnose.source.results import Results
 from diagnose.source.roles import Roles
 from diagnose.source.sites import schedules_of
 from diagnose.source.sources import Sources
-from diagnose.source.statements import words
 from diagnose.store.reader import Frame, RankLog
 
 MIN_SHARE = 0.001

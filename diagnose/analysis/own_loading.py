@@ -13,9 +13,10 @@ from diagnose.analysis.opening import MIN_SAMPLED_NS, With
 from diagnose.analysis.workers import sightings
 from diagnose.core.input import InputStats, OwnLoading
 from diagnose.core.ledger import DATA_WAIT
+from diagnose.source.calling import callee
 from diagnose.source.files import aliases_of, opens_to_write, origin, queries_of, writes_table
+from diagnose.source.names import words
 from diagnose.source.sources import Sources
-from diagnose.source.statements import callee, words
 from diagnose.store.reader import Frame, RankLog
 
 READERS = """

@@ -14,8 +14,8 @@ from diagnose.analysis.loaders import facts_of
 from diagnose.analysis.opening import MIN_SAMPLED_NS
 from diagnose.core.input import InputStats
 from diagnose.source.batch_work import READS as READING
+from diagnose.source.names import words
 from diagnose.source.sources import Sources
-from diagnose.source.statements import words
 from diagnose.store.reader import Frame, RankLog
 
 NAMES = """

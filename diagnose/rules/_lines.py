@@ -14,7 +14,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules.base import WORTH_SHARE, Rule
-from diagnose.source.statements import rarer
+from diagnose.source.place import rarer
 
 IN_LOOP = frozenset((Phase.COPY, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER))
 """Phases in which the loop's own lines are a fault of the loop. What a batch or an evaluation is made with

@@ -19,7 +19,7 @@ from diagnose.rules._worker_examples import fed_by
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
 from diagnose.source.function_names import OUTERMOST_WORDS
-from diagnose.source.statements import words
+from diagnose.source.names import words
 
 MIN_SHARE = 0.05
 """Of the step. Slicing tensors, as a loop without a loader does, takes less."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
 
 from diagnose.core.phases import Phase
+from diagnose.source.calling import called_in, is_call
 from diagnose.source.dependencies import Found
+from diagnose.source.kinds import ForLoop
+from diagnose.source.names import last_name, names, words, words_of
 from diagnose.source.parts import Part
-from diagnose.source.sites import Frame
+from diagnose.source.sites import Line, Stack
 from diagnose.source.sources import Sources
-from diagnose.source.statements import callee, calls_of, header_lines, names, nodes_of, words
+from diagnose.source.statements import nodes_of
 
 READS = {
     *("read", "reads", "load", "loads", "open", "fetch", "get", "download", "receive", "recv", "decode"),
@@ -42,30 +44,24 @@ CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 
 
 class BatchWork:
-    """The statements of a script that make something else of a batch.
-
-    Args:
-        sources: Text of each file; a line without text reads nothing.
+    """The statements of a script that make something else of a batch. A line without text reads nothing.
 
     Attributes:
         lines: File and line of each.
     """
 
     def __init__(self, sources: Sources) -> None:
-        self.lines: set[tuple[str, int]] = set()
+        self.lines: set[Line] = set()
         self._sources = sources
-        self._reading: dict[tuple[str, int], bool] = {}
+        self._reading: dict[Line, bool] = {}
 
     def add(self, part: Part, found: Found) -> None:
         """Takes in a function, and what its statements are for."""
-        self.lines.update((part.file, line) for s in _working(part, found) for line in header_lines(s))
+        self.lines.update(part.lines(*_working(part, found)))
 
-    def is_in(self, stack: Sequence[Frame]) -> bool:
-        """Whether a stack is in such a statement, and not where that reads files.
-
-        Args:
-            stack: File, line and function of each user frame, innermost first, up to the loop's own one.
-        """
+    def is_in(self, stack: Stack) -> bool:
+        """Whether a stack, up to the loop's own frame, is in such a statement, and not where that reads
+        files."""
         *inner, own = stack
         if own[:2] not in self.lines:
             return False
@@ -98,9 +94,9 @@ def _working(part: Part, found: Found) -> list[ast.stmt]:
     works: list[ast.stmt] = []
     for statement in made:
         outermost = getattr(statement, "value", None)
-        if isinstance(outermost, ast.Call) and _unpacks(callee(outermost)[0]):
+        if isinstance(outermost, ast.Call) and _unpacks(last_name(outermost.func)):
             continue
-        if any(words(callee(call)[0]) & GETS for call in calls_of(statement)):
+        if words_of(called_in(statement)) & GETS:
             continue
         worked_on = _worked_on(statement, part)
         if any(
@@ -137,10 +133,7 @@ def _worked_on(statement: ast.stmt, part: Part) -> set[str]:
 def _gets(statement: ast.stmt) -> bool:
     """Whether a statement gets a batch: asks an iterator for the next one, or calls what reads or makes it;
     a loop's head, too. What numbers it is made by is none: `rows = order[i : i + 32]`."""
-    if isinstance(statement, (ast.For, ast.AsyncFor)):
-        return not (
-            isinstance(statement.iter, ast.Call) and callee(statement.iter)[0] in ("range", "count")
-        )
-    return any(
-        callee(call)[0] == "next" or words(callee(call)[0]) & BATCHES for call in calls_of(statement)
-    )
+    if isinstance(statement, ForLoop):
+        return not is_call(statement.iter, ("range", "count"))
+    called = called_in(statement)
+    return "next" in called or bool(words_of(called) & BATCHES)
