@@ -58,8 +58,8 @@ class Found:
     Attributes:
         roles: Phases of lines; the others serve nothing.
         inside: Of lines that serve only through a function that they call: what that has to assign.
-        carried: Statements that make what a model is given in the next turn of its results, as
-            `h = h.detach()`.
+        carried: Statements that make, of the results of a model, what it or the loss is given in the next
+            turn, as `h = h.detach()`.
         batch: What of its object and its parameters the batch is made of.
         loss: Likewise, the loss.
         for_loss: The statements of the loss, and the names of which they need the values.
@@ -160,7 +160,8 @@ class Dependencies:
         last = max((s.lineno for s in part.passes), default=0)
         for statement in (s for s in part.statements if id(s) in steps):
             if last and statement.lineno > last and not steps[id(statement)]:
-                continue  # a value that is read after the pass, for the next one
+                found.carried.add(id(statement))  # a value that is read after the pass, for the next one
+                continue
             if self._is_before(statement) or id(statement) in self._acts:
                 is_data = True
             elif part.calls:
