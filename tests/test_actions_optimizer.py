@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from diagnose.actions import _fused_step
-from diagnose.actions._fused_step import fits
 from diagnose.actions._shadow import compare_update
 from diagnose.actions.fused_optimizer import FusedOptimizer
 from diagnose.core.job import Job
@@ -238,23 +237,6 @@ def test_where_a_part_is_frozen_sgd_with_momentum_passes_its_check() -> None:
         verdict = compare_update(job, FusedOptimizer().apply(job, []), Safety.ROUNDING)
         assert verdict.ok, (cleared, verdict)
         optimizer.zero_grad()
-
-
-@pytest.mark.parametrize(
-    "tensors, expected",
-    [
-        ([torch.zeros(2, 3), torch.zeros(2, 3)], True),
-        ([torch.zeros(3, 2).t(), torch.zeros(3, 2).t()], True),
-        ([torch.zeros(1, 3), torch.zeros(3, 1).t()], True),
-        ([torch.zeros(2, 3), torch.zeros(3, 2).t()], False),
-        ([torch.zeros(4, 6)[:, ::2], torch.zeros(4, 6)[:, ::2]], False),
-        ([torch.zeros(2, 2), torch.zeros(2, 2).to_sparse()], False),
-    ],
-)
-def test_tensors_fit_when_they_lie_alike_and_without_gaps(
-    tensors: list[torch.Tensor], expected: bool
-) -> None:
-    assert fits(tensors) is expected
 
 
 def test_counts_of_steps_are_on_the_cpu_in_what_a_device_saves() -> None:

@@ -320,6 +320,12 @@ def test_a_parameter_whose_state_lacks_what_its_group_asks_for_fails_as_in_torch
     "tensors, expected",
     [
         ([torch.zeros(2, 2, 2, 2), torch.zeros(2, 2, 2, 2)], True),
+        ([torch.zeros(2, 3), torch.zeros(2, 3)], True),
+        ([torch.zeros(3, 2).t(), torch.zeros(3, 2).t()], True),
+        ([torch.zeros(1, 3), torch.zeros(3, 1).t()], True),
+        ([torch.zeros(2, 3), torch.zeros(3, 2).t()], False),
+        ([torch.zeros(4, 6)[:, ::2], torch.zeros(4, 6)[:, ::2]], False),
+        ([torch.zeros(2, 2), torch.zeros(2, 2).to_sparse()], False),
         ([torch.zeros(2, 3), torch.zeros(3, 2)], False),
         ([torch.zeros(()), torch.zeros(())], True),
         ([torch.zeros(0, 3), torch.zeros(0, 3)], True),
