@@ -159,21 +159,22 @@ def test_a_dataset_without_a_length_is_described_where_a_batch_sampler_draws_fro
     assert not [note for note in found.notes if "measuring failed" in note]
 
 
+class Waiting(Dataset[Any]):
+    def __init__(self, num_rows: int, wait_s: float) -> None:
+        self.num_rows, self.wait_s = num_rows, wait_s
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.wait_s)
+        return torch.zeros(4)
+
+
 def test_of_two_loaders_that_feed_each_step_the_slower_one_is_told_of(tmp_path):
-    class Rows(Dataset[Any]):
-        def __init__(self, wait_s: float) -> None:
-            self.wait_s = wait_s
-
-        def __len__(self) -> int:
-            return 60
-
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(self.wait_s)
-            return torch.zeros(4)
-
     diagnose.attach(tmp_path / "run", warmup=0)
-    quick = DataLoader(Rows(0), batch_size=2, num_workers=1)
-    slow = DataLoader(Rows(0.005), batch_size=2, num_workers=1)
+    quick = DataLoader(Waiting(60, 0), batch_size=2, num_workers=1)
+    slow = DataLoader(Waiting(60, 0.005), batch_size=2, num_workers=1)
     train([rows] for rows, _ in zip(quick, slow, strict=True))
     profile = diagnose.detach()
     assert [loader.line for loader in profile.program.loaders] == [
@@ -191,8 +192,8 @@ def test_of_two_loaders_that_feed_each_step_the_slower_one_is_told_of(tmp_path):
 def test_a_loader_of_which_a_batch_was_looked_at_feeds_no_step(tmp_path, num_workers):
     diagnose.attach(tmp_path / "run", warmup=0)
     next(iter(DataLoader(ROWS, batch_size=4, num_workers=num_workers)))
-    rows = TensorDataset(torch.zeros(80, 4))
-    train(DataLoader(rows, batch_size=2, num_workers=1))
+    # Longer than the other's workers take for their first batches, whatever else runs.
+    train([rows] for rows in DataLoader(Waiting(80, 0.003), batch_size=2, num_workers=1))
     profile = diagnose.detach()
     assert profile.input.loaders_per_step == 1
 
@@ -203,21 +204,10 @@ def test_of_a_loader_with_workers_and_one_without_the_slower_one_is_told_of(
     tmp_path: Path, forgotten: bool
 ):
     """Each with what the loop waits for it."""
-
-    class Rows(Dataset[Any]):
-        def __init__(self, wait_s: float) -> None:
-            self.wait_s = wait_s
-
-        def __len__(self) -> int:
-            return 120
-
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(self.wait_s)
-            return torch.zeros(4)
-
     diagnose.attach(tmp_path / "run", warmup=0)
-    first = DataLoader(Rows(0 if forgotten else 0.01), batch_size=2, num_workers=1, persistent_workers=True)
-    second = DataLoader(Rows(0.005 if forgotten else 0.0001), batch_size=2)
+    slow = Waiting(120, 0 if forgotten else 0.01)
+    first = DataLoader(slow, batch_size=2, num_workers=1, persistent_workers=True)
+    second = DataLoader(Waiting(120, 0.005 if forgotten else 0.0001), batch_size=2)
     train([rows] for rows, _ in zip(first, second, strict=True))
     profile = diagnose.detach()
     lines = [line_of("second = DataLoader("), line_of("first = DataLoader(")]
