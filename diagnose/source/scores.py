@@ -10,9 +10,9 @@ from diagnose.source.calling import called_in, callee, calls_of, given_to, is_ca
 from diagnose.source.dependencies import Dependencies, Found, Links
 from diagnose.source.effects import methods_called, rebased
 from diagnose.source.parts import Part
-from diagnose.source.reads_writes import closure, grow, key_of, reads_in, writes
+from diagnose.source.reads_writes import closure, grow, key_of, reads, reads_in, writes
 from diagnose.source.returned import WHOLE, Item, asked_of, given, items_of, lost_items, merged
-from diagnose.source.statements import expressions, header_lines, nodes_of
+from diagnose.source.statements import expressions, header_lines, nodes_of, statements_of
 
 ARITHMETIC = {"mean", "sum", "item", "detach", "float", "stack", "div", "mul", "add"}
 """Calls beside which a statement still only adds up terms of a loss."""
@@ -65,7 +65,23 @@ class Scores:
         aside |= self._found.carried | part.hooked
         aside |= {id(s) for s in part.statements if self._reads_loss_of(nodes_of(s), self.lost)}
         aside |= part.walk([(s, part.reads[id(s)]) for s in part.models])[0].keys()  # another model's
+        asked = self._asked_by_loss()
+        aside |= {id(s) for s in part.statements if part.writes[id(s)] & asked}
         return part.spread(held, aside), aside
+
+    def _asked_by_loss(self) -> set[str]:
+        """Returns the attributes of other objects that methods read which the loss asks: `balance.lean`,
+        where it is weighted by `balance.weights(cells)`. What changes these serves the next loss."""
+        functions = self._part.effects.functions
+        return {
+            name
+            for statement, _ in self._found.for_loss
+            for called, base in methods_called(statement)
+            if base != "self"
+            for _, function in functions.get(called, ())
+            for each in statements_of(function)
+            for name in rebased(reads(each), base)
+        }
 
     def returned(self) -> set[str]:
         """Returns by place or key which of the things that the function returns hold results of models, but
