@@ -103,6 +103,7 @@ class Roles:
         epochs = epochs_in(straight, through, effects)
         for part in parts:
             self._read(part, links, straight, through, effects, epochs)
+        self._work.read()
 
     def phase(self, stack: Sequence[Frame], slot: int) -> Phase:
         """Returns the phase of a stack sampled between hooks.
@@ -153,7 +154,7 @@ class Roles:
             stack: File, line and function of each user frame, innermost first.
             slot: The gap in which it was sampled.
         """
-        depth = self._depth(stack) if self._work.lines else None
+        depth = self._depth(stack)
         if depth is None or not self._work.is_in(stack[: depth + 1]):
             return False
         return self.phase(stack, slot) is Phase.DATA_WAIT
