@@ -16,6 +16,7 @@ from diagnose.core.program import Calls, Optimizer, Program
 from diagnose.core.series import Series
 from diagnose.rules import diagnosed
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at
 from diagnose.rules._meetings import own_parts
 from diagnose.rules._rank_examples import meeting, ranks_example
 from diagnose.rules._ranks import latest
@@ -325,6 +326,43 @@ def test_gradients_that_are_far_fewer_than_the_parameters_cost_no_more_than_half
     found = MissingNoSync().check(job)
     assert found is not None
     assert found.lost_ns[Phase.BACKWARD] == pytest.approx(0.5 * job.spent_ns(Phase.BACKWARD))
+
+
+@pytest.mark.parametrize(
+    ("untrained", "texts", "usual_ms", "alone_ms", "named_ms"),
+    [
+        pytest.param(1.0, False, 40, 40, 40, id="only the first rank has a teacher"),
+        pytest.param(1.0, False, 40, 20, 20, id="all have one, and the first asks it twice"),
+        pytest.param(1.0, False, 20, 20, None, id="all have one, and the first evaluates now and then"),
+        pytest.param(0.0, False, 40, 40, None, id="the first evaluates in every step"),
+        pytest.param(0.0, True, 40, 40, 40, id="only the first rank writes texts"),
+        pytest.param(0.0, True, 40, 20, 20, id="all do, and the first writes two"),
+        pytest.param(0.0, True, 20, 20, None, id="all do, and the first evaluates now and then"),
+    ],
+)
+def test_of_what_the_first_rank_computes_without_gradients_the_others_part_is_no_lateness(
+    untrained: float, texts: bool, usual_ms: float, alone_ms: float, named_ms: float | None
+):
+    """In a mean step of 100 ms the first rank takes 40 ms for that, and so much is in every step."""
+    first = {Phase.EVALUATION: 40.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 30.0, Phase.COMMUNICATION: 10.0}
+    others = {**first, Phase.EVALUATION: 40.0 - alone_ms, Phase.COMMUNICATION: 10.0 + alone_ms}
+    usual = {**first, Phase.EVALUATION: usual_ms, Phase.BACKWARD: 70.0 - usual_ms}
+    line = at("ids = model.generate(prompts)", 0.4, phase=Phase.EVALUATION)
+    found = ComputeStraggler().check(
+        ranks_example(
+            first,
+            others,
+            program=Program(
+                meetings=meeting(10, 10 + alone_ms, last=0, held_ms=alone_ms),
+                calls=Calls(num_steps=5, untrained=untrained, free=0.0),
+            ),
+            series=Series(median_ns={phase: ms * 1e6 for phase, ms in usual.items()}),
+            where=(line,) if texts else (),
+        )
+    )
+    assert (found is None) is (named_ms is None)
+    if found is not None and named_ms is not None:
+        assert found.lost_ns == {Phase.EVALUATION: pytest.approx(named_ms * 1e6)}
 
 
 COMPUTES_LONGER = {Phase.FORWARD: 20.0, Phase.BACKWARD: 70.0, Phase.COMMUNICATION: 10.0}

@@ -27,6 +27,10 @@ MIN_HELD_SHARE = 0.07
 """Less is enough where one rank was seen to come last steadily, step by step: a tenth more than the others
 take is a smaller part of the longer step, and noise takes its share."""
 
+MUCH_LONGER = 3.0
+"""Times what the others take that a rank takes longer in code of the loop's own, if it does so in bursts:
+a busy machine stretches what all ranks do, and does not make it three times as long."""
+
 MIN_TIMED, MIN_LATE, MIN_RATIO = 6, 0.8, 1.2
 """A rank is slow in backward if, of at least so many passes that DDP timed, it was slower than each other
 by this factor in this part: on a busy machine now one rank is late and now another."""
@@ -86,6 +90,11 @@ TEACHER_OF_FIRST = replace(FIRST_IN_BACKWARD, calls=Calls(num_steps=5, untrained
 TRAINED_OF_FIRST = replace(FIRST_IN_BACKWARD, calls=Calls(num_steps=5, untrained=0.0, free=0.0))
 TEACHES_EACH_STEP = Series(median_ns={phase: ms * 1e6 for phase, ms in TEACHES.items()})
 TEACHES_NOW_AND_THEN = Series(median_ns={**TEACHES_EACH_STEP.median_ns, Phase.EVALUATION: 0.0})
+IN_BURSTS = {Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0, Phase.COMMUNICATION: 10.0, Phase.OTHER: 20.0}
+HARDLY_ANY = {Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0, Phase.COMMUNICATION: 28.0, Phase.OTHER: 2.0}
+ALSO_MUCH = {Phase.FORWARD: 20.0, Phase.BACKWARD: 46.0, Phase.COMMUNICATION: 26.0, Phase.OTHER: 8.0}
+NOW_AND_THEN = Program(meetings=meeting(28, 10, last=1, held_ms=18, share=0.55))
+OF_FIRST_NOW_AND_THEN = Program(meetings=meeting(10, 28, last=0, held_ms=18, share=0.55))
 IN_ALL = Program(gatherings=meeting(50, 10, last=1, held_ms=40))
 IN_ALL_ALIKE = Program(gatherings=meeting(50, 10, last=1, held_ms=40, share=0.6))
 NOT_IN_DDP = Program(meetings=meeting(10, 10, last=1, held_ms=0, share=0.5), gatherings=IN_ALL.gatherings)
@@ -111,7 +120,7 @@ class ComputeStraggler(RankRule):
 
     ## When it is wrong
     Ranks with different work on purpose, such as the stages of a pipeline. A rank that is late in some
-    steps only is not named.
+    steps only is named where it runs code of its loop that the others do not, and never the first.
     """
 
     needs = ("ranks_comparable",)
@@ -127,6 +136,7 @@ class ComputeStraggler(RankRule):
         ranks_example(TEACHES, MEETS_WAITING, program=TEACHER_OF_FIRST, series=TEACHES_EACH_STEP),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=NOT_IN_DDP),
+        ranks_example(HARDLY_ANY, IN_BURSTS, program=NOW_AND_THEN),
         ranks_example(READS_OR_FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD, working_ms=39.0),
         ranks_example(FILTERS_ALONE, WAITING, working_ms=39.0),
     )
@@ -136,6 +146,8 @@ class ComputeStraggler(RankRule):
         ranks_example(WAITING, SLOW, program=BUSY),
         TAKING_TURNS,
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=MOSTLY_ALIKE),
+        ranks_example(ALSO_MUCH, IN_BURSTS, program=NOW_AND_THEN),
+        ranks_example(IN_BURSTS, HARDLY_ANY, program=OF_FIRST_NOW_AND_THEN),
         ranks_example(MEETS_WAITING, MEETS_WAITING, program=LAST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, READS_OR_FILTERS, program=LAST_IN_BACKWARD),
         ranks_example(READS_OR_FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD),
@@ -187,7 +199,7 @@ class ComputeStraggler(RankRule):
         for another reason, as its input, is left to the rule that knows it."""
         held = holding(profile)
         if held is None:
-            return None
+            return self._in_bursts(profile)
         is_first = held.rank == profile.ranks[0].rank
         longer_ns = {p: _left_ns(profile, p, ns) if is_first else ns for p, ns in held.excess_ns.items()}
         own_ns = {p: ns for p, ns in longer_ns.items() if p in OWN and ns > 0}
@@ -221,6 +233,32 @@ class ComputeStraggler(RankRule):
             ),
             fix=f"Find what rank {held.rank} does more of, or slower, in {where}.",
             ranks=(held.rank,),
+        )
+
+    def _in_bursts(self, profile: Profile) -> Finding | None:
+        """A rank that now and then runs code that the others have next to none of: a busy machine stretches
+        what there is. What the first rank does so for all has rules of its own."""
+        late = latest(profile, (Phase.OTHER,), in_bursts=True)
+        if late is None or len(late.ranks) > 1 or late.rank == profile.ranks[0].rank:
+            return None
+        others_ns = median(each.own_ns(Phase.OTHER) for each in profile.ranks if each.rank != late.rank)
+        if MUCH_LONGER * others_ns > late.late_ns or late.held_ns < MIN_HELD_SHARE * profile.step_time_ns:
+            return None
+        where = slower_in(profile.ranks, late.rank, late.phase)
+        return Finding(
+            rule=self.name,
+            summary=f"Rank {late.rank} is now and then slower in {where}, and the others wait for it.",
+            lost_ns=late.waits,
+            low_ns=LOW * late.held_ns,
+            high_ns=HIGH * late.held_ns,
+            assumption="every step takes as long as its slowest rank",
+            evidence=(
+                f"Rank {late.rank} takes {format_ms(late.late_ns)} longer in {where}, in the mean of all"
+                f" steps, and the others {format_ms(others_ns)}.",
+                f"The others wait {format_ms(late.held_ns)} of the mean step for it.",
+            ),
+            fix=f"Find what rank {late.rank} alone does every so many steps.",
+            ranks=late.ranks,
         )
 
 

@@ -76,9 +76,9 @@ class FrequentCollectives(RankRule):
 
     ## When it is wrong
     A loss that needs what `all_reduce` changes in place: what it gets otherwise of the other ranks' batches
-    is not counted. A loop that averages its gradients itself is known by how much it adds up between
-    backward and the optimizer: where it compresses them, that is taken for its own. Nothing is said of
-    `fully_shard` on GPUs, nor of ranks there that send to each other, whose model or optimizer calls
+    is not counted. A loop that averages its gradients itself is known by how much it adds up, or gathers,
+    between backward and the optimizer: where it compresses them, that is taken for its own. Nothing is said
+    of `fully_shard` on GPUs, nor of ranks there that send to each other, whose model or optimizer calls
     collectives, or whose DDP sends buffers: a step's own communication cannot be told from the script's.
     """
 

@@ -50,6 +50,11 @@ class Blocks:
             return all(around[-1] not in self.loops(each) for each in between)
         return "." in name and not between
 
+    def is_given(self, name: str, reader: ast.stmt) -> bool:
+        """Whether a name may have there what the function was given by it: nothing before surely gives it
+        another value."""
+        return self._last_rebind(name, reader) is None
+
     def outlives_turn(self, writer: ast.stmt, name: str, reader: ast.stmt) -> bool:
         """Whether what is put into a container may come out of it in a later turn of the loop around both:
         no turn begins with an empty one."""

@@ -19,7 +19,7 @@ MIXERS = {"random", "rng", "generator", "gen", "rand", "rnd", "prng", "rs"}
 FILLS = {"take", "compress", "choose", "clip", "round", "dot", "sum", "mean", "cumsum", "max", "min"}
 """Methods of arrays that write their result where they are told to: `rows.take(i, out=buffer)`."""
 
-GATHERS = {"all_gather", "all_gather_into_tensor"}
+GATHERS = {"all_gather", "all_gather_into_tensor", "all_gather_single"}
 """Collectives that fill what they are given first."""
 
 MODULES = {"torch", "nn", "init", "F", "np", "numpy", "dist"}

@@ -101,6 +101,7 @@ class Roles:
         epochs = epochs_in(straight, through, self._effects)
         for part in parts:
             self._read(part, straight, through, epochs)
+        self._work.read()
 
     def phase(self, stack: Stack, slot: int) -> Phase:
         """Returns the phase of a stack sampled between hooks, in the gap of a slot.
@@ -142,7 +143,7 @@ class Roles:
     def works_on_batch(self, stack: Stack, slot: int) -> bool:
         """Whether a stack in the gap of a slot computes something of a batch that is there: in a statement
         of the loop that is given what another has got in the same turn, and not where it reads files."""
-        depth = self._depth(stack) if self._work.lines else None
+        depth = self._depth(stack)
         if depth is None or not self._work.is_in(stack[: depth + 1]):
             return False
         return self.phase(stack, slot) is Phase.DATA_WAIT
