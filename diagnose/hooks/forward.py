@@ -55,8 +55,8 @@ class ForwardHook(Hook):
 
     The call of a loss module counts as `forward` too: it is an outermost training-mode call. That of a
     module which only prepares a batch, such as one that augments, counts so once. It has no parameters, and
-    no gradient goes in or comes out; from then on it is the loop's own code like any other. Not on a device,
-    which may compute for one batch while the loop waits for another.
+    no gradient goes in or comes out; from then on it is the loop's own code like any other. Not on a
+    device, which may compute for one batch while the loop waits for another.
     """
 
     requires = "torch.nn.modules.module"
