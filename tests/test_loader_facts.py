@@ -542,7 +542,7 @@ def evaluating(run_dir: Path, make: Callable[[], Any], *, once: bool = True, tim
             optimizer.step()
             if step in range(16, 16 + times):
                 with torch.no_grad():
-                    for more in (made if once else make()):
+                    for more in made if once else make():
                         model(more)
     finally:
         profile = diagnose.detach()
