@@ -87,7 +87,7 @@ class LoaderFactsHook(Hook):
                     recorder.guarded(begins, args[0], batches)
             else:
                 trained = feed.iterators.pop(batches, None)  # persistent workers keep the iterator
-                if trained is None and batches not in begun_freely and getattr(batches, "_workers", ()):
+                if trained is None and batches not in begun_freely and getattr(batches, "_workers", None):
                     feed.starting[batches] = facts.starts(args[0], recorder.clock() - evaluation_ns)
                 begun_freely[batches] = ref(args[0])
             for process in getattr(batches, "_workers", ()):
