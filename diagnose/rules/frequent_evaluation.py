@@ -8,13 +8,14 @@ from dataclasses import replace
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
-from diagnose.core.program import Calls, Loader, Program
+from diagnose.core.program import Calls, Evaluating, Loader, Program
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named, rhythm
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
+from diagnose.rules.worker_startup import starting_ns
 
 MIN_SHARE = 0.05
 """From here on an evaluation within an epoch is worth doing more rarely."""
@@ -109,6 +110,13 @@ class FrequentEvaluation(Rule):
         profile(evaluation_ms=9),
         profile(evaluation_ms=20, series=ONCE_AN_EPOCH, program=HUNDRED_STEPS),
         profile(evaluation_ms=20, program=HUNDRED_STEPS),
+        profile(
+            evaluation_ms=30,
+            program=replace(
+                HUNDRED_STEPS,
+                evaluating=(Evaluating(loader=Loader(num_workers=2, epochs=20), starts=20, start_ns=12e6),),
+            ),
+        ),
         profile(checkpoint_ms=20),
     )
 
@@ -122,7 +130,7 @@ class FrequentEvaluation(Rule):
         # Rollouts that come in bursts are beyond what every step has.
         burst_ns = min(made_ns, profile.series.spike_ns.get(Phase.EVALUATION, 0.0))
         explained_ns = max(teaching + burst_ns, made_ns)
-        lost_ns = profile.phase_time_ns[Phase.EVALUATION] - explained_ns
+        lost_ns = profile.phase_time_ns[Phase.EVALUATION] - explained_ns - starting_ns(profile)
         share = lost_ns / profile.step_time_ns
         if share < least_share(profile):
             return None

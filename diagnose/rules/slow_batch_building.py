@@ -104,7 +104,8 @@ class SlowBatchBuilding(Rule):
     ## What it means
     The loop, or a function like `get_batch`, makes each batch itself, on the training thread, and the model
     waits for it. Usually it encodes text, or builds lists, in Python. Or a `DataLoader` delivers
-    batches, and the loop does the rest of the work on them: it tokenizes, augments, converts.
+    batches, and the loop does the rest of the work on them: it tokenizes, augments, converts, itself or by
+    modules without parameters.
 
     ## What to do
     Do once, before the loop, what is the same in each epoch (encode the whole text into one tensor), and
@@ -117,6 +118,7 @@ class SlowBatchBuilding(Rule):
     `slow-rollout`'s, where the code says so: `obs, reward, done, info = env.step(action)`.
     A batch that is drawn anew each time by a few tensor operations, such as noise for a generator: where it
     takes no longer than to take one over from a worker (2 ms) and the model takes longer, it is not named.
+    Nor are modules that prepare batches on a device, or within `torch.no_grad()`.
     """
 
     explains = ("python-overhead",)
