@@ -15,6 +15,7 @@ from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._batch import batch_size
 from diagnose.hooks._imports import after_import
 from diagnose.hooks._log import WIDTH
+from diagnose.hooks._met import was_trained
 from diagnose.hooks._recorder import TRAINED, UNUSED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
@@ -234,7 +235,7 @@ class _Search:
                 interrupted < FIRST_GAP
                 or get_ident() != recorder.calm
                 or not is_grad_enabled()
-                or id(args[0]) not in models
+                or (models.get(id(args[0]), _nothing)() is not args[0] and not was_trained(models, args[0]))
                 or routes
                 or (inherits and module.__call__ is not original)
             ):
@@ -283,7 +284,8 @@ class _Search:
         if recorder.curious:
             recorder.met.site("further" if _is_computed(args[1:], kwargs) else "forward")
         recorder.batch_use = TRAINED
-        if id(module) not in recorder.met.models and (module.training or recorder.searching):
+        appears = module.training or recorder.searching
+        if appears and not was_trained(recorder.met.models, module):
             recorder.met.model_appears(module)
         recorder.forward_begins(module, lambda: batch_size(args[1:] or kwargs))
         if recorder.inputs is not None:
@@ -308,6 +310,10 @@ class _Search:
         if self._is_compiling() or self._is_tracing():
             return True
         return bool(getattr(sys.modules.get(FX), FX_TRACES, False))
+
+
+def _nothing() -> None:
+    """What a reference to a module that is gone gives."""
 
 
 def is_checkpointed() -> bool:
