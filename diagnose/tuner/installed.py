@@ -68,8 +68,8 @@ class Installed:
         return [self.action, *(each.action for each in self.instead)]
 
     def context(self) -> AbstractContextManager[None]:
-        """Returns the change as a context, for whoever puts it in force and takes it back himself. That does
-        nothing once it is over: nobody has compared what else the script may train by now."""
+        """Returns the change as a context, for whoever puts it in force and takes it back himself.
+        That does nothing once it is over: nobody has compared what else the script may train by now."""
         return nullcontext() if self.is_over() else self.action.apply(self._job, self._prepared)
 
     def switch(self, on: bool) -> None:
