@@ -244,17 +244,17 @@ def test_a_wrapped_model_may_be_switched_to_evaluation_directly(name):
     assert step.times == {"forward": 3, "evaluation": 50}
 
 
-def test_a_loop_that_is_forgotten_leaves_the_wrappers_the_set_that_they_hold():
+def test_a_loop_that_is_forgotten_leaves_the_wrappers_the_dictionary_that_they_hold():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = Recorder()
     held = recorder.met.models
     recorder.met.model_appears(model)
     recorder.met.optimizer_steps(optimizer)
-    assert held == {id(model)}
+    assert held.keys() == {id(model)}
     assert (recorder.met.live_modules(), recorder.met.live_optimizers()) == ([model], [optimizer])
     recorder.reset()
-    assert held == set()
+    assert held == {}
     assert held is recorder.met.models
     assert (recorder.met.live_modules(), recorder.met.live_optimizers()) == ([], [])
 

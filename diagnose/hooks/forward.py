@@ -16,6 +16,7 @@ from diagnose.core.ledger import EVALUATION, FIRST_GAP, FORWARD, GAP_AFTER
 from diagnose.hooks._batch import batch_size
 from diagnose.hooks._imports import after_import
 from diagnose.hooks._log import WIDTH
+from diagnose.hooks._met import was_trained
 from diagnose.hooks._padding import tensors_in
 from diagnose.hooks._recorder import TRAINED, UNUSED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
@@ -242,7 +243,7 @@ class _Search:
                 interrupted < FIRST_GAP
                 or get_ident() != recorder.calm
                 or not is_grad_enabled()
-                or id(args[0]) not in models
+                or (models.get(id(args[0]), _nothing)() is not args[0] and not was_trained(models, args[0]))
                 or routes
                 or (inherits and module.__call__ is not original)
             ):
@@ -291,7 +292,7 @@ class _Search:
             recorder.evaluated = recorder.evaluating
             return EVALUATION + THEN if recorder.searching else EVALUATION
         self._undecided = 0
-        appears = id(module) not in recorder.met.models and (module.training or recorder.searching)
+        appears = (module.training or recorder.searching) and not was_trained(recorder.met.models, module)
         computed = _is_computed(args[1:], kwargs)
         if appears and not computed and next(module.parameters(), None) is None:
             self._undecided = id(module)
@@ -349,6 +350,10 @@ class _Search:
         if self._is_compiling() or self._is_tracing():
             return True
         return bool(getattr(sys.modules.get(FX), FX_TRACES, False))
+
+
+def _nothing() -> None:
+    """What a reference to a module that is gone gives."""
 
 
 def is_checkpointed() -> bool:
