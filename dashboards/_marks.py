@@ -88,6 +88,8 @@ def _label(kind: str, detail: dict[str, Any]) -> tuple[str, bool]:
         return f"everything undone: {detail['reason']}", True
     if kind == "dropped":
         return f"{detail['action']} undone: {detail['reason']}", True
+    if kind == "over":
+        return f"{detail['action']}: nothing is left that it worked on", False
     if kind == "frozen":
         return f"tuning stopped: {detail['reason']}", True
     if kind == "tuning_error":

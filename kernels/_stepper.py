@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
@@ -59,7 +60,7 @@ class Stepper:
     """
 
     def __init__(self, optimizer: Optimizer, algorithm: Algorithm):
-        self._optimizer = optimizer
+        self._alive = weakref.ref(optimizer)  # which may hold this
         self._algorithm = algorithm
         self._lineups: list[Lineup] = []
         self._entries: Entries | None = None
@@ -75,6 +76,10 @@ class Stepper:
         self.scaling_is_ours = False
         self.broken: list[str] = []
         self.left: list[str] = []
+
+    @property
+    def _optimizer(self) -> Any:
+        return self._alive()
 
     def step(self, due: Due = nothing_due) -> list[dict[str, Any]]:
         """Updates the parameters.

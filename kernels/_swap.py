@@ -45,7 +45,6 @@ class Swap:
     """Kernels under one optimizer.
 
     Attributes:
-        optimizer: The optimizer.
         clip: What becomes of gradient clipping: see `swap`.
         stepper: What does its steps.
         pending: What its next step has still to do to its gradients.
@@ -63,7 +62,7 @@ class Swap:
                 f"{type(optimizer).__name__}: parameters are sharded, and the norm of gradients is a sum "
                 "over ranks, which torch makes: clipping cannot be deferred, only exact or off."
             )
-        self.optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer)  # whose hooks hold this
         self.clip = clip
         self.stepper = Stepper(optimizer, _algorithm(optimizer))
         self.stepper.stochastic = "stochastic-rounding" in allow
@@ -77,18 +76,27 @@ class Swap:
         ]
         setattr(optimizer, COPIED, self._as_torch_copies)
 
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; `None` once the script has dropped it."""
+        return self._optimizer()
+
     def remove(self) -> None:
         """Takes the kernels away: torch goes on from the same state."""
         for handle in self._handles:
             handle.remove()
-        vars(self.optimizer).pop(COPIED, None)
+        optimizer = self.optimizer
+        if optimizer is None:
+            CLIPPING.discard(self)
+            return
+        vars(optimizer).pop(COPIED, None)
         grads = self.grads()
         if self.pending is not None and self.pending.is_of(grads):
             self.pending.carry_out(grads)
         self.pending = None
         CLIPPING.discard(self)
         if self.stepper.scaling_is_ours:
-            delattr(self.optimizer, AMP)
+            delattr(optimizer, AMP)
         self.stepper.release()
 
     def defer(
@@ -147,7 +155,8 @@ class Swap:
 
     def grads(self) -> list[torch.Tensor]:
         """Those that its optimizer has now."""
-        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        groups = getattr(self.optimizer, "param_groups", [])
+        params = [param for group in groups for param in group["params"]]
         return [param.grad for param in params if param.grad is not None]
 
     def _as_torch_saves(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:

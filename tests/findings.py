@@ -1,6 +1,8 @@
-"""What the rules find in a profile."""
+"""What the rules find in a profile, and profiles of runs that nobody disturbed."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
@@ -28,6 +30,9 @@ INPUT = (
 )
 """The rules of the input pipeline."""
 
+MAX_FOREIGN_CPUS = 0.2
+MAX_RUNS = 3
+
 
 def found_in(example: Profile) -> dict[str, Finding]:
     """Asks all rules; returns what each found, by its name."""
@@ -38,3 +43,16 @@ def first(found: Profile) -> Finding:
     """Returns the first finding of a profile that was diagnosed."""
     assert found.findings, found.abstained
     return found.findings[0]
+
+
+def undisturbed(measured: Callable[[str], Profile]) -> Profile:
+    """Returns the profile of a run beside which others took no CPUs, or of the last of a few.
+
+    Args:
+        measured: Makes a run of a name.
+    """
+    for number in range(MAX_RUNS):
+        profile = measured(f"run{number}")
+        if (profile.foreign_cpus or 0.0) <= MAX_FOREIGN_CPUS:
+            break
+    return profile

@@ -134,7 +134,7 @@ def test_hooks_that_the_script_registers_while_blocks_are_checkpointed_run_once(
 
 def test_activations_saved_on_the_host_are_exact() -> None:
     def applied(job: Job) -> AbstractContextManager[None]:
-        return routed(job, job.models[0], saving_route(job.models[0], at_least_bytes=1))
+        return routed(job, job.models[0], saving_route(at_least_bytes=1))
 
     def model() -> Net:
         return Net(norm=True, dropout=0.3)

@@ -100,3 +100,127 @@ UNPACKS = Script(
 )
 def test_what_makes_a_batch_of_the_bytes_that_a_reader_gave_gets_it(stack, works):
     assert UNPACKS.roles.works_on_batch(UNPACKS.stack(*stack), AFTER_OPTIMIZER) is works
+
+
+IN_STEP = Script(
+    """
+    def denoised(x):
+        return pool(x)
+
+    def rendered(number):
+        return paint(number)
+
+    class Trainer:
+        def train_step(self, x, y):
+            if self.rank == 1:
+                x = denoised(x)
+            smooth = blurred(x)
+            loss = criterion(self.net(sharpened(smooth)), y)
+            loss.backward()
+
+        def training_step(self, batch):
+            a, b = batch
+            a = brightened(a)
+            loss = criterion(self.model(a), b)
+            loss.backward_in_step()
+
+        def step_of(self, number, scale):
+            c, d = rendered(number)
+            loss = criterion(self.third(c), d) * scale
+            loss.backward_of()
+
+        def fit(self, loader, order):
+            for x, y in loader:
+                self.train_step(x, y)
+            for number, seed in enumerate(order):
+                self.step_of(seed, 0.5)
+    """,
+    [
+        ("for x, y in loader", "next"),
+        ("criterion(self.net", "forward"),
+        ("loss.backward()", "backward"),
+        ("criterion(self.model", "forward"),
+        ("loss.backward_in_step", "backward"),
+        ("criterion(self.third", "forward"),
+        ("loss.backward_of", "backward"),
+        ("self.train_step(x, y)", "forward"),
+        ("self.step_of(seed", "forward"),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("stack", "works"),
+    [
+        (("x = denoised",), True),
+        (("return pool", "x = denoised"), True),
+        (("smooth = blurred",), True),
+        (("return pool", "criterion(self.net"), False),  # called by another name
+        (("a = brightened",), True),
+        (("c, d = rendered",), False),
+        (("return paint", "c, d = rendered"), False),
+    ],
+)
+def test_a_batch_that_a_function_is_given_is_in_hand_and_a_number_that_it_makes_one_of_is_not(stack, works):
+    assert IN_STEP.roles.works_on_batch(IN_STEP.stack(*stack), AFTER_OPTIMIZER) is works
+
+
+def test_what_the_line_of_a_model_call_computes_of_a_batch_in_hand_is_work():
+    """Its own frame has the name by which that line calls it."""
+    line = IN_STEP.stack("criterion(self.net")
+    for name, works in (("sharpened", True), ("other", False)):
+        inner = (line[0][0], IN_STEP.line("return pool"), name)
+        assert IN_STEP.roles.works_on_batch([inner, *line], AFTER_OPTIMIZER) is works
+
+
+IN_MEMORY = Script(
+    """
+    def train(frames, kinds, order, held):
+        for step in range(100):
+            rows = torch.randint(len(frames), (32,))
+            x, y = frames[rows], kinds[rows]
+            x = denoised(x)
+            z = frames[rows]
+            if rank == 1:
+                z = sharpened(z)
+            w = frames[rows]
+            w = bent(w) if rank == 1 else w
+            numbers = order[step : step + 9]
+            u = rendered(numbers)
+            t = torch.randint(10, (32,))
+            v = drawn_for(t)
+            clips = []
+            for number in numbers:
+                clips.append(clip_of(number))
+            crops = []
+            for frame in x:
+                crops.append(cropped(frame))
+            if hard:
+                numbers = mined(numbers)
+            s = held[numbers]
+            loss = criterion(model(x, z, w, u, v, clips, crops, s), y) + criterion(t)
+            loss.backward()
+    """,
+    [("criterion(model", "forward"), ("loss.backward", "backward")],
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "works"),
+    [
+        ("x, y = frames", False),
+        ("x = denoised", True),
+        ("z = frames", False),
+        ("z = sharpened", True),
+        ("w = bent", True),
+        ("numbers = order", False),
+        ("u = rendered", False),
+        ("v = drawn_for", False),
+        ("clips.append", False),
+        ("crops.append", True),
+        ("numbers = mined", False),
+        ("s = held", False),
+    ],
+)
+def test_a_batch_comes_with_its_targets_or_is_what_the_model_gets_where_a_line_is_left_out(line, works):
+    assert IN_MEMORY.roles.works_on_batch(IN_MEMORY.stack(line), AFTER_OPTIMIZER) is works

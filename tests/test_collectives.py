@@ -14,6 +14,7 @@ from diagnose.core.ledger import SLOT_OF
 from tests.fakes import measured
 
 NUMBER = torch.ones(1)
+INTO_ONE = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 CALLS = "def log(number):\n    import torch.distributed as dist\n    dist.all_reduce(number)\n"
 
 
@@ -70,9 +71,79 @@ def test_what_a_loop_adds_up_between_backward_and_the_optimizer_is_told_with_its
             "elements": 2 * (2 * 36 + 100),
             "passes": 4,
             "rounds": 2,
+            "trained": 36,
+            "trained_tensors": 2,
             "waited_ns": 0,
         }
         assert "exchanges" not in recorder.facts
+        assert not recorder.notes
+
+
+def in_turn(gradient: torch.Tensor, how: str) -> None:
+    """Averages a gradient over all ranks by other means than one sum."""
+    if how == "all_gather":
+        dist.all_gather([torch.empty_like(gradient)], gradient)
+    elif how == INTO_ONE:
+        getattr(dist, how)(torch.empty_like(gradient), gradient)
+    elif how == "gather":
+        dist.gather(gradient, [torch.empty_like(gradient)])
+        dist.broadcast(gradient, 0)
+    else:
+        dist.reduce(gradient, 0)
+        dist.broadcast(gradient, 0)
+
+
+@pytest.mark.parametrize("how", ["all_gather", INTO_ONE, "gather", "reduce"])
+def test_what_a_loop_gathers_of_gradients_or_hands_on_is_their_average_once(how: str):
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with measured(perf_counter_ns) as recorder:
+        for _ in range(2):
+            model(torch.ones(2, 8)).sum().backward()
+            for parameter in model.parameters():
+                in_turn(parameter.grad, how)
+            optimizer.step()
+            dist.all_gather([torch.empty(36)], torch.ones(36))  # of the log
+        found = averaged(recorder)
+        assert found["elements"] == found["passes"] * 36 == 72
+        assert not recorder.notes
+
+
+def test_what_is_handed_on_after_the_optimizers_step_is_told_apart():
+    model = torch.nn.Linear(8, 4)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)  # before any pass all begin alike
+    optimizer = torch.optim.SGD([model.weight], lr=0.01)
+    with measured(perf_counter_ns) as recorder:
+        for _ in range(2):
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            for parameter in model.parameters():
+                dist.broadcast(parameter.data, 0)
+            dist.broadcast(NUMBER, 0)
+        found = told(recorder, "handed_on")
+        assert found["elements"] == 2 * found["trained"] == 72
+        assert found["waited_ns"] > 0
+        assert not averaged(recorder)
+
+
+def test_a_line_of_few_numbers_is_of_gradients_only_if_it_was_seen_to_be():
+    model = torch.nn.Linear(9999, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ten = torch.nn.Linear(5, 2, bias=False)
+    with measured(perf_counter_ns) as recorder:
+        for _ in range(2):
+            (model(torch.ones(2, 9999)).sum() + ten(torch.ones(2, 5)).sum()).backward()
+            dist.all_reduce(model.weight.grad)
+            before = averaged(recorder)
+            for _ in range(2):
+                dist.all_reduce(torch.ones(5))  # norms of its layers
+            assert averaged(recorder) == before
+            dist.all_reduce(torch.ones(100))  # a module's, in one tensor
+            dist.all_reduce(ten.weight.grad)
+            assert averaged(recorder)["waited_ns"] > before["waited_ns"]
+            optimizer.step()
+        assert averaged(recorder)["elements"] == 2 * (9999 + 100 + 10)
         assert not recorder.notes
 
 
@@ -120,7 +191,14 @@ def test_gradients_are_added_up_in_a_pass_and_in_a_step_too_and_wherever_that_is
             optimizer.step()
         found = told(recorder, "averaging_inside")
         assert 0 < found["waited_ns"] <= told(recorder, "exchanges")["waited_ns"]
-        assert {**found, "waited_ns": 0} == {"elements": 108, "passes": 3, "rounds": 3, "waited_ns": 0}
+        assert {**found, "waited_ns": 0} == {
+            "elements": 108,
+            "passes": 3,
+            "rounds": 3,
+            "trained": 36,
+            "trained_tensors": 2,
+            "waited_ns": 0,
+        }
         assert "averaging" not in recorder.facts
         assert not recorder.notes
 

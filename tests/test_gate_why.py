@@ -1,74 +1,28 @@
-"""What a loss is attributed to: the phase, the lines, the faults and the settings, or nothing."""
+"""What a loss is attributed to: the phase, the faults and the settings, or nothing."""
 
 from __future__ import annotations
 
 import json
-import random
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from diagnose.core.finding import Abstention, Finding
-from diagnose.core.input import InputStats, WorkerStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine, Throughput
 from diagnose.core.program import Loader, Program
-from diagnose.gate.attribution import Runs, attribute, chance, growth
+from diagnose.gate.attribution import chance, growth
 from diagnose.gate.cause import Kind, Why
-from diagnose.gate.matching import match_texts
 from diagnose.gate.result import Metric
 from diagnose.gate.why import reasons
-from diagnose.gate.worktrees import renamed_files
-from diagnose.rules import profile
-from tests.gates import commit, git, repository
+from tests.attributed import AFTER, BEFORE, MS, QUIET, STEP_MS, attributed, pairs_of, version
 from tests.running import run, write
 
-MS = 1_000_000
-STEP_MS = {
-    Phase.DATA_WAIT: 18.0,
-    Phase.COPY: 1.0,
-    Phase.FORWARD: 25.0,
-    Phase.BACKWARD: 42.0,
-    Phase.OPTIMIZER: 9.0,
-    Phase.CHECKPOINT: 2.0,
-    Phase.OTHER: 3.0,
-}
 TOTAL_MS = sum(STEP_MS.values())
-
-QUIET = (0.005, 0.01)
 SHARED = (0.02, 0.03)
 """Standard deviations of a run's speed, and of each phase of it on its own."""
-
-
-def a_run(chance_of: random.Random, noise: tuple[float, float], **more_ms: float) -> Profile:
-    """A run of about 100 ms a step, in which some phases take more."""
-    speed = chance_of.gauss(1, noise[0])
-    times = {
-        phase.value: (ms + more_ms.get(phase.value, 0.0)) * speed * max(0.5, chance_of.gauss(1, noise[1]))
-        for phase, ms in STEP_MS.items()
-    }
-    return profile(
-        step_ms=sum(times.values()), num_rules=80, **{f"{name}_ms": ms for name, ms in times.items()}
-    )
-
-
-def pairs_of(
-    seed: int, count: int = 10, noise: tuple[float, float] = QUIET, **more_ms: float
-) -> tuple[list[Profile], list[Profile]]:
-    chance_of = random.Random(seed)
-    before = [a_run(chance_of, noise) for _ in range(count)]
-    return before, [a_run(chance_of, noise, **more_ms) for _ in range(count)]
-
-
-def attributed(
-    before: list[Profile], after: list[Profile], *roots: Path, metric: Metric = Metric.SAMPLES_PER_S
-) -> Why:
-    one, other = roots or (Path("/base"), Path("/head"))
-    sides = Runs(root=one, profiles=tuple(before)), Runs(root=other, profiles=tuple(after))
-    return attribute(*sides, metric)
 
 
 @pytest.mark.parametrize("phase", [phase for phase, ms in STEP_MS.items() if ms >= 2])
@@ -155,186 +109,6 @@ def test_one_pair_that_a_neighbour_hit_does_not_move_the_estimate() -> None:
     hit = growth([100.0] * 10, [105.0] * 9 + [900.0])
     assert (quiet.ns, quiet.low_ns, quiet.high_ns) == (5.0, 5.0, 5.0)
     assert hit.ns == 5.0
-
-
-BEFORE = """\
-import time
-
-def load(index):
-    return decode(index)
-
-def step(model, batch):
-    loss = model(batch)
-    loss.backward()
-"""
-AFTER = """\
-import time
-
-def load(index):
-    return decode(index)
-
-def step(model, batch):
-    batch = normalized(
-        batch,
-    )
-    loss = model(batch, slow=True)
-    loss.backward()
-"""
-
-
-def test_lines_are_matched_across_what_was_inserted_and_edited() -> None:
-    match = match_texts(BEFORE, AFTER)
-    assert match.after_of == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 10, 8: 11}
-    assert [line for line in range(1, 12) if match.in_diff(line)] == [7, 8, 9, 10]
-
-
-def test_a_function_that_was_moved_is_the_same_one_and_in_the_diff() -> None:
-    load = "def load(index):\n    return decode(index)\n\n"
-    match = match_texts(BEFORE, BEFORE.replace(load, "") + "\n" + load)
-    assert {line: match.after_of[line] for line in (3, 4, 6, 7, 8)} == {3: 7, 4: 8, 6: 3, 7: 4, 8: 5}
-    assert [line for line in (4, 5, 7, 8) if match.in_diff(line)] == [7, 8]
-
-
-def test_a_line_that_is_gone_is_not_taken_for_a_short_one_or_one_of_several() -> None:
-    old = "def f():\n    loss.backward()\n    continue\n\n\nx = 1\ny = 2\n"
-    for added in ("loss.backward()\nloss.backward()\n", "continue\n"):
-        after_of = match_texts(old, "x = 1\ny = 2\n\na()\n" + added).after_of
-        assert {1, 2, 3}.isdisjoint(after_of)
-
-
-def test_a_line_of_a_renamed_file_is_compared_with_itself(tmp_path: Path) -> None:
-    """And a renamed file is not new from its first line to its last."""
-    top = repository(tmp_path / "repo", BEFORE)
-    git(top, "mv", "train.py", "net.py")
-    commit(top, AFTER.replace("slow=True", "slow=3"), path="net.py")
-    hashes = [git(top, "rev-parse", name) for name in ("HEAD~1", "HEAD")]
-    renamed = renamed_files(top, *hashes)
-    assert renamed == {"train.py": "net.py"}
-    before, after = pairs_of(6, forward=10.0)
-    base, head = tmp_path / "base", tmp_path / "head"
-    before = [version(base, BEFORE, {(7, "step"): 24.0, (8, "step"): 40.0}, run) for run in before]
-    after = [version(head, AFTER, {(10, "step"): 34.0, (11, "step"): 40.0}, run) for run in after]
-    (head / "train.py").rename(head / "net.py")
-    after = [
-        replace(run, where=tuple(replace(line, file=str(head / "net.py")) for line in run.where))
-        for run in after
-    ]
-    sides = (
-        Runs(root=base, profiles=tuple(before)),
-        Runs(root=head, profiles=tuple(after), renamed=renamed),
-    )
-    why = attribute(*sides, Metric.SAMPLES_PER_S)
-    assert [(each.file, each.line, each.in_diff) for each in why.lines] == [("net.py", 10, True)]
-    assert why.lines[0].growth.ns == pytest.approx(10 * MS)
-    assert [each.line for each in why.hot_diff] == [10]
-
-
-def test_a_statement_over_several_lines_is_in_the_diff_as_a_whole() -> None:
-    match = match_texts("f(\n    1,\n    2,\n)\ng()\n", "f(\n    1,\n    3,\n)\ng()\n")
-    assert [line for line in range(1, 6) if match.in_diff(line)] == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("text", ["def (:\n", "\0", ""], ids=["not Python", "a null", "empty"])
-def test_any_text_can_be_matched(text: str) -> None:
-    assert match_texts(text, text).changed == frozenset()
-    assert match_texts(None, text).after_of == {}
-    assert match_texts(text, None).after_of == {}
-
-
-def version(root: Path, text: str, times_ms: Mapping[tuple[int, str], float], runs: Profile) -> Profile:
-    """A run of `train.py` in a root of its own, whose lines take these times."""
-    root.mkdir(exist_ok=True)
-    (root / "train.py").write_text(text)
-    where = tuple(
-        SourceLine(
-            phase=Phase.FORWARD,
-            file=str(root / "train.py"),
-            line=number,
-            function=function,
-            share=ms * MS / runs.step_time_ns,
-            num_samples=100,
-            text=text.splitlines()[number - 1].strip(),
-            idiom=("sync",) if number == 7 else (),
-        )
-        for (number, function), ms in times_ms.items()
-    )
-    return replace(runs, where=where)
-
-
-def test_lines_are_counted_as_python_counts_them() -> None:
-    """A form feed, by which some divide a file into pages, does not end a line."""
-    text = "import x\n\x0c\ndef f():\n    a = '\x85\u2028'\n    b = 2\n"
-    assert match_texts(text, text.replace("2\n", "3\n")).changed == {5}
-
-
-def test_the_line_that_grew_is_named_where_it_stands_now(tmp_path: Path) -> None:
-    before, after = pairs_of(6, forward=10.0)
-    base, head = tmp_path / "base", tmp_path / "head"
-    before = [version(base, BEFORE, {(7, "step"): 24.0, (8, "step"): 40.0}, run) for run in before]
-    after = [version(head, AFTER, {(10, "step"): 34.0, (11, "step"): 40.0}, run) for run in after]
-    why = attributed(before, after, base, head)
-    assert [(each.file, each.line, each.in_diff) for each in why.lines] == [("train.py", 10, True)]
-    assert why.lines[0].growth.ns == pytest.approx(10 * MS)
-    assert [each.line for each in why.hot_diff] == [10]
-
-
-def test_a_changed_line_that_certainly_did_not_grow_is_left_out(tmp_path: Path) -> None:
-    before, after = pairs_of(6, forward=10.0)
-    base, head = tmp_path / "base", tmp_path / "head"
-    before = [version(base, BEFORE, {(7, "step"): 24.0, (8, "step"): 40.0}, run) for run in before]
-    after = [version(head, AFTER, {(10, "step"): 20.0, (11, "step"): 40.0}, run) for run in after]
-    why = attributed(before, after, base, head)
-    assert why.hot_diff == ()
-
-
-def test_a_new_line_grew_from_nothing_and_a_deleted_one_does_not_hide_it(tmp_path: Path) -> None:
-    before, after = pairs_of(7, forward=10.0)
-    base, head = tmp_path / "base", tmp_path / "head"
-    old = BEFORE.replace("    loss = model", "    print('hello', 1, 2, 3)\n    loss = model")
-    before = [version(base, old, {(7, "step"): 5.0, (8, "step"): 24.0}, run) for run in before]
-    after = [version(head, AFTER, {(7, "step"): 10.0, (10, "step"): 24.0}, run) for run in after]
-    why = attributed(before, after, base, head)
-    assert [(each.line, each.growth.before_ns, each.idiom) for each in why.lines] == [(7, 0.0, ("sync",))]
-
-
-def test_a_line_that_stands_now_where_another_was_deleted_is_compared_with_itself(tmp_path: Path) -> None:
-    before, after = pairs_of(7, forward=10.0)
-    base, head = tmp_path / "base", tmp_path / "head"
-    old = BEFORE.replace("    loss = model", "    print('hello', 1, 2, 3)\n    loss = model")
-    before = [
-        version(base, old, {(7, "step"): 5.0, (8, "step"): 24.0, (9, "step"): 9.0}, run) for run in before
-    ]
-    after = [version(head, BEFORE, {(7, "step"): 24.0, (8, "step"): 19.0}, run) for run in after]
-    why = attributed(before, after, base, head)
-    assert [(each.line, round(each.growth.before_ns / MS)) for each in why.lines] == [(8, 9)]
-
-
-def test_a_line_of_the_workers_is_compared_by_the_time_of_a_batch(tmp_path: Path) -> None:
-    def with_workers(run: Profile, root: Path, fetch_ms: float, share: float) -> Profile:
-        line = SourceLine(
-            phase=Phase.DATA_WAIT,
-            file=str(root / "data.py"),
-            line=2,
-            function="get",
-            share=share,
-            in_worker=True,
-        )
-        workers = WorkerStats(
-            num_workers=2,
-            batches=9,
-            fetch_ns=fetch_ms * MS,
-            collate_ns=0.0,
-            send_ns=0.0,
-            cpu_share=1.0,
-            idle_share=0.0,
-        )
-        return replace(run, where=(line,), input=InputStats(workers=workers))
-
-    before, after = pairs_of(8, data_wait=10.0)
-    before = [with_workers(run, tmp_path, 40.0, 0.5) for run in before]
-    after = [with_workers(run, tmp_path, 80.0, 0.75) for run in after]
-    (line,) = attributed(before, after, tmp_path, tmp_path).lines
-    assert (line.in_worker, line.growth.before_ns, line.after_ns) == (True, 20 * MS, 60 * MS)
 
 
 FAULT = Finding(

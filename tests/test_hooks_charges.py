@@ -265,3 +265,72 @@ def test_the_line_that_steps_a_schedule_is_remembered_but_not_what_makes_one(clo
         warmup.step()
     calls = {key: calls - made.get(key, 0) for key, calls in sites.items() if key[0] == "schedule"}
     assert [each for each in calls.values() if each] == [1]
+
+
+class Prepares(torch.nn.Module):
+    """Makes another batch of a batch."""
+
+    def __init__(self, clock: FakeClock, scale: Any = 2.0) -> None:
+        super().__init__()
+        self.clock, self.scale = clock, scale
+
+    def forward(self, rows: Any) -> Any:
+        self.clock.spend(4)
+        return rows * self.scale
+
+
+def test_a_module_that_prepares_the_batch_is_the_loops_own_code_from_its_second_call_on(clock):
+    with measured(clock, "forward") as recorder, one_step(recorder) as step:
+        prepare, model = torch.nn.Sequential(Prepares(clock)), SlowModel(clock, forward_ns=6)
+        for _ in range(3):
+            model(prepare(torch.ones(2, 4)))
+    assert not recorder.notes
+    assert step.times == {"forward": 4 + 3 * 6, "gap_after_forward": 2 * 4}
+    assert [calls for (kind, *_), calls in recorder.met.sites.items() if kind == "forward"] == [3]
+    assert recorder.met.live_modules() == [model]
+
+
+def test_modules_of_new_classes_are_found_after_one_that_prepares_the_batch(clock):
+    with measured(clock, "forward") as recorder, one_step(recorder) as step:
+        prepare = Prepares(clock)
+        prepare(torch.ones(2, 4))
+        assert recorder.listening
+        SlowModel(clock, forward_ns=6)(prepare(torch.ones(2, 4)))
+    assert step.times == {"forward": 4 + 6, "gap_after_forward": 4}
+
+
+FROZEN = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        pytest.param(torch.ones(4, requires_grad=True), id="weights that are no parameters"),
+        pytest.param(FROZEN, id="a teacher"),
+        pytest.param(torch.ones(4, device="meta"), id="on a device"),
+    ],
+)
+def test_a_module_that_may_be_a_part_of_the_model_is_charged_each_time(clock, scale):
+    with measured(clock, "forward") as recorder, one_step(recorder) as step:
+        module, rows = Prepares(clock, scale), torch.ones(2, 4, device=scale.device)
+        for _ in range(3):
+            module(rows)
+    assert step.times == {"forward": 3 * 4}
+
+
+def test_a_module_to_which_gradients_lead_is_a_part_of_the_model_though_its_first_call_had_none(clock):
+    with measured(clock, "forward") as recorder, one_step(recorder) as step:
+        simulated, rows = Prepares(clock), torch.ones(2, 4)
+        for given in (rows, rows, rows.clone().requires_grad_(), rows):
+            simulated(given)
+            clock.spend(1)
+    assert step.times == {"forward": 3 * 4, "gap_after_forward": 4 + 4}
+
+
+def test_what_prepares_a_batch_without_gradients_is_an_evaluation(clock):
+    with measured(clock, "forward") as recorder, one_step(recorder) as step:
+        prepare = Prepares(clock)
+        prepare(torch.ones(2, 4))
+        with torch.no_grad():
+            prepare(torch.ones(2, 4))
+    assert step.times == {"forward": 4, "evaluation": 4}

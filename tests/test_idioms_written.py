@@ -378,8 +378,8 @@ def test_a_hook_may_be_made_by_a_function_or_on_the_spot():
 
 @pytest.mark.parametrize("head", ["name, module, inputs, output", "module, inputs, output, name=name"])
 def test_what_a_hook_was_bound_to_is_no_tensor(head: str):
-    note = f"def note({head}):\n    for i, x in enumerate(output):\n        rows.append((name, i, x.mean().item()))"
-    text = f"{note}\nnet.register_forward_hook(partial(note, name))"
+    body = "for i, x in enumerate(output):\n        rows.append((name, i, x.mean().item()))"
+    text = f"def note({head}):\n    {body}\nnet.register_forward_hook(partial(note, name))"
     found = Idioms(Places(Sources({FILE: text})))
     assert HOOK in found.of([(FILE, 3, "note")], phase=Phase.FORWARD, waits=False)
     kept = Idioms(Places(Sources({FILE: text.replace("x.mean().item()", "x, x.mean().item()")})))

@@ -1,4 +1,4 @@
-"""Facts of the loaders that feed training: settings, lines, epochs, and where `iter(loader)` is charged."""
+"""Facts of the loaders that feed training: settings, and the lines and calls that made them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import diagnose
-from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.hooks import loader_facts
-from diagnose.source.calls import call_at, with_arguments
-from diagnose.source.sources import Sources
-from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured, steps_of
 
 MS = 1_000_000
 ROWS = TensorDataset(torch.zeros(48, 4))
@@ -163,21 +159,22 @@ def test_a_dataset_without_a_length_is_described_where_a_batch_sampler_draws_fro
     assert not [note for note in found.notes if "measuring failed" in note]
 
 
+class Waiting(Dataset[Any]):
+    def __init__(self, num_rows: int, wait_s: float) -> None:
+        self.num_rows, self.wait_s = num_rows, wait_s
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.wait_s)
+        return torch.zeros(4)
+
+
 def test_of_two_loaders_that_feed_each_step_the_slower_one_is_told_of(tmp_path):
-    class Rows(Dataset[Any]):
-        def __init__(self, wait_s: float) -> None:
-            self.wait_s = wait_s
-
-        def __len__(self) -> int:
-            return 60
-
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(self.wait_s)
-            return torch.zeros(4)
-
     diagnose.attach(tmp_path / "run", warmup=0)
-    quick = DataLoader(Rows(0), batch_size=2, num_workers=1)
-    slow = DataLoader(Rows(0.005), batch_size=2, num_workers=1)
+    quick = DataLoader(Waiting(60, 0), batch_size=2, num_workers=1)
+    slow = DataLoader(Waiting(60, 0.005), batch_size=2, num_workers=1)
     train([rows] for rows, _ in zip(quick, slow, strict=True))
     profile = diagnose.detach()
     assert [loader.line for loader in profile.program.loaders] == [
@@ -195,8 +192,8 @@ def test_of_two_loaders_that_feed_each_step_the_slower_one_is_told_of(tmp_path):
 def test_a_loader_of_which_a_batch_was_looked_at_feeds_no_step(tmp_path, num_workers):
     diagnose.attach(tmp_path / "run", warmup=0)
     next(iter(DataLoader(ROWS, batch_size=4, num_workers=num_workers)))
-    rows = TensorDataset(torch.zeros(80, 4))
-    train(DataLoader(rows, batch_size=2, num_workers=1))
+    # Longer than the other's workers take for their first batches, whatever else runs.
+    train([rows] for rows in DataLoader(Waiting(80, 0.003), batch_size=2, num_workers=1))
     profile = diagnose.detach()
     assert profile.input.loaders_per_step == 1
 
@@ -207,21 +204,10 @@ def test_of_a_loader_with_workers_and_one_without_the_slower_one_is_told_of(
     tmp_path: Path, forgotten: bool
 ):
     """Each with what the loop waits for it."""
-
-    class Rows(Dataset[Any]):
-        def __init__(self, wait_s: float) -> None:
-            self.wait_s = wait_s
-
-        def __len__(self) -> int:
-            return 120
-
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(self.wait_s)
-            return torch.zeros(4)
-
     diagnose.attach(tmp_path / "run", warmup=0)
-    first = DataLoader(Rows(0 if forgotten else 0.01), batch_size=2, num_workers=1, persistent_workers=True)
-    second = DataLoader(Rows(0.005 if forgotten else 0.0001), batch_size=2)
+    slow = Waiting(120, 0 if forgotten else 0.01)
+    first = DataLoader(slow, batch_size=2, num_workers=1, persistent_workers=True)
+    second = DataLoader(Waiting(120, 0.005 if forgotten else 0.0001), batch_size=2)
     train([rows] for rows, _ in zip(first, second, strict=True))
     profile = diagnose.detach()
     lines = [line_of("second = DataLoader("), line_of("first = DataLoader(")]
@@ -298,135 +284,6 @@ def test_a_loader_made_once_is_not_made_anew_though_its_line_makes_two(tmp_path)
     assert (loader.epochs, loader.num_objects, loader.made_anew) == (4, 2, False)
 
 
-@pytest.mark.parametrize("broken_off", [False, True])
-def test_the_steps_that_begin_an_epoch_are_known(tmp_path, broken_off):
-    diagnose.attach(tmp_path / "run", warmup=0)
-    loader = DataLoader(ROWS, batch_size=4)
-    train(loader, epochs=3, steps=5 if broken_off else None)
-    profile = diagnose.detach()
-    assert profile.input.epoch_starts == 3
-    assert profile.input.batches_per_step == 1
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_epoch_begun_for_each_batch_is_a_wait_for_workers_and_none_for_a_loader_without(
-    tmp_path: Path, num_workers: int
-):
-    class Slow(Dataset[Any]):
-        def __len__(self) -> int:
-            return 80
-
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(0.001)
-            return (torch.zeros(4),)
-
-    diagnose.attach(tmp_path / "run", warmup=0)
-    loader = DataLoader(Slow(), batch_size=8, num_workers=num_workers, persistent_workers=num_workers > 0)
-    train(loader, epochs=40, steps=0)
-    found = diagnose.detach().input
-    assert found.batches_per_step == 1
-    assert found.epoch_start_ns is not None and found.steady_wait_ns is not None
-    if num_workers:
-        assert found.epoch_start_ns > 8 * MS and found.steady_wait_ns == 0
-    else:
-        assert found.steady_wait_ns > 8 * MS and found.epoch_start_ns == 0
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
-def test_epochs_of_one_batch_are_steps_like_others(tmp_path: Path):
-    diagnose.attach(tmp_path / "run", warmup=0)
-    train(DataLoader(ROWS, batch_size=48, num_workers=1, persistent_workers=True), epochs=20)
-    found = diagnose.detach().input
-    assert (found.epoch_start_ns, found.batches_per_step) == (0, 1)
-
-
-@pytest.mark.parametrize("draws", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_random_numbers_drawn_before_a_sampler_has_drawn_its_own_are_told(draws, shuffle):
-    with measured(
-        FakeClock(), "dataloader", "loader-facts", "forward", "backward", "optimizer"
-    ) as recorder:
-        model = nn.Linear(4, 1)
-        for _ in range(2):
-            batches = iter(DataLoader(ROWS, batch_size=4, shuffle=shuffle))
-            if draws:
-                model.reset_parameters()
-            for (rows,) in batches:
-                model(rows).sum().backward()
-                torch.rand(1)  # as a dropout does
-    assert recorder.facts.get("drawn_before_batch", False) is (draws and shuffle)
-
-
-def test_making_an_iterator_is_time_spent_waiting_for_data():
-    class Sampler:
-        def __init__(self) -> None:
-            self.clock = clock
-
-        def __len__(self) -> int:
-            return 2
-
-        def __iter__(self) -> Any:
-            self.clock.spend(40)
-            return iter([0, 1])
-
-    clock = FakeClock()
-    with measured(clock, "dataloader", "loader-facts", "forward", "backward", "optimizer") as recorder:
-        model = SlowModel(clock, forward_ns=3)
-        optimizer = SlowOptimizer(clock, model, 5)
-        loader = DataLoader(SlowData(clock, 2, 7), batch_size=1, sampler=Sampler())  # type: ignore[arg-type]
-        for _ in range(2):
-            batches = iter(loader)
-            clock.spend(2)  # not the loader's
-            for rows in batches:
-                model(rows).sum().backward()
-                optimizer.step()
-        recorder.finish()
-        steps = steps_of(recorder)
-        (fact,) = recorder.facts["loaders"]
-    assert [step.times["data_wait"] for step in steps] == [47, 7, 47, 7]
-    assert fact["total_construct_ns"] == 0, "torch asks the sampler at the first `next`"
-    assert [start[:2] for start in fact["starts"]] == [[0, 0], [2, 2]]
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
-def test_starting_workers_is_time_spent_waiting_for_data_and_charged_to_the_epochs_beginning(tmp_path):
-    class Slow(Dataset[Any]):
-        def __len__(self) -> int:
-            return 80
-
-        def __getitem__(self, index: int) -> Any:
-            return (torch.zeros(4),)
-
-    diagnose.attach(tmp_path / "run", warmup=0)
-    train(DataLoader(Slow(), batch_size=8, num_workers=1), epochs=4)
-    profile = diagnose.detach()
-    (loader,) = profile.program.loaders
-    assert loader.construct_ns > 1 * MS
-    assert profile.input.epoch_start_ns is not None
-    per_epoch = profile.input.epoch_start_ns * profile.steps.measured / profile.input.epoch_starts
-    assert per_epoch > 0.5 * loader.construct_ns
-    assert profile.input.epoch_start_ns < profile.phase_time_ns[Phase.DATA_WAIT]
-    computing = sum(
-        profile.phase_time_ns[phase] for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-    )
-    assert profile.input.epoch_start_compute_ns is not None
-    assert 0 <= profile.input.epoch_start_compute_ns < computing
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
-def test_workers_that_only_evaluate_are_not_counted(tmp_path):
-    diagnose.attach(tmp_path / "run")
-    evaluating = DataLoader(ROWS, batch_size=2, num_workers=1)
-    with torch.no_grad():
-        list(evaluating)
-    train(DataLoader(ROWS, batch_size=4, num_workers=1), epochs=2)
-    with torch.no_grad():
-        list(evaluating)
-    workers = diagnose.detach().input.workers
-    assert workers is not None
-    assert (workers.num_workers, workers.batches) == (2, 24)
-
-
 def test_a_loader_keeps_its_signature_and_raises_what_it_raised(tmp_path):
     signature = inspect.signature(DataLoader.__init__)
     diagnose.attach(tmp_path / "run")
@@ -436,86 +293,3 @@ def test_a_loader_keeps_its_signature_and_raises_what_it_raised(tmp_path):
             DataLoader(ROWS, num_workers=-1)
     finally:
         diagnose.detach()
-
-
-# -- calls
-
-
-def source(text: str) -> Sources:
-    return Sources({"train.py": text})
-
-
-def test_a_call_over_several_lines_is_found_from_any_of_them():
-    text = "import torch\nloader = torch.utils.data.DataLoader(\n    rows,  # all of them\n    32,\n)\n"
-    for line in (2, 3, 5):
-        assert (
-            call_at(source(text), "train.py", line, "DataLoader") == "torch.utils.data.DataLoader(rows, 32)"
-        )
-
-
-def test_a_call_under_the_name_that_it_was_imported_as_is_found():
-    text = "from torch.utils.data import DataLoader as Loader\nloader = Loader(rows)\n"
-    assert call_at(source(text), "train.py", 2, "DataLoader") == "Loader(rows)"
-
-
-@pytest.mark.parametrize(
-    ("file", "line", "text"),
-    [
-        ("train.py", 1, "trainer.train()\n"),
-        ("train.py", 2, "loader = DataLoader(rows)\n"),
-        ("train.py", 1, "not python ("),
-        ("", 0, ""),
-    ],
-)
-def test_where_no_such_call_stands_there_is_none(file, line, text):
-    assert call_at(source(text), file, line, "DataLoader") == ""
-
-
-@pytest.mark.parametrize(
-    ("call", "arguments", "changed"),
-    [
-        ("DataLoader(rows, 32)", {"num_workers": 4}, "DataLoader(rows, 32, num_workers=4)"),
-        ("DataLoader(rows, num_workers=args.j)", {"num_workers": 4}, "DataLoader(rows, num_workers=4)"),
-        ("DataLoader(rows, in_order=True)", {"in_order": None}, "DataLoader(rows)"),
-        (
-            "DataLoader(rows, 32, True, None, None, 2)",
-            {"num_workers": 4},
-            "DataLoader(rows, 32, True, None, None, num_workers=4)",
-        ),
-        (
-            "DataLoader(rows, 32, True, None, None, 0, pad, False)",
-            {"num_workers": 4, "pin_memory": True},
-            "DataLoader(rows, 32, True, None, None, num_workers=4, collate_fn=pad, pin_memory=True)",
-        ),
-        ("DataLoader(*given)", {"num_workers": 4}, "DataLoader(..., num_workers=4)"),
-        ("DataLoader(rows, *rest)", {"batch_size": 4}, "DataLoader(..., batch_size=4)"),
-        (
-            "AdamW(model.parameters(), lr=1e-3)",
-            {"fused": True},
-            "AdamW(model.parameters(), lr=0.001, fused=True)",
-        ),
-        ("", {"num_workers": 2}, "DataLoader(..., num_workers=2)"),
-        (
-            "DataLoader(rows, **options, pin_memory=True)",
-            {"num_workers": 2, "pin_memory": False},
-            "DataLoader(rows, pin_memory=False, **{**options, 'num_workers': 2})",
-        ),
-        (
-            "DataLoader(rows, **options, num_workers=1)",
-            {"num_workers": 2},
-            "DataLoader(rows, **options, num_workers=2)",
-        ),
-        (
-            "DataLoader(**data, **options)",
-            {"num_workers": 2, "persistent_workers": True},
-            "DataLoader(**{**data, **options, 'num_workers': 2, 'persistent_workers': True})",
-        ),
-        (
-            "DataLoader(rows, **options)",
-            {"num_workers": 0, "prefetch_factor": None},
-            "DataLoader(..., num_workers=0)",
-        ),
-    ],
-)
-def test_a_call_is_given_other_arguments(call, arguments, changed):
-    assert with_arguments(call, "DataLoader", **arguments) == changed

@@ -51,6 +51,10 @@ class Net(nn.Module):
         self.encoder = nn.Linear(4, 8)
         self.head = nn.Linear(8, 2)
 
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.encoder(x))
+        return out
+
     def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
         out: torch.Tensor = self.head(self.encoder(x.float()))
         return out if weight is None else out * weight
@@ -342,3 +346,49 @@ def test_a_call_in_evaluation_mode_from_which_gradients_are_taken_is_not_for_not
             net.train()
             optimizer.step()
         assert recorder.facts["calls"]["judged_with_grad"] == judged
+
+
+METHODS: dict[str, Callable[[Net, torch.Tensor], Any]] = {
+    "a method": lambda net, x: net.logits(x),
+    "forward itself": lambda net, x: net.forward(x),
+    "the first layer alone": lambda net, x: net.encoder(x),
+    "layers of the loop's choice": lambda net, x: net.head(net.encoder(x).flip(0)),
+    "other samples": lambda net, x: net.logits(x + 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "share"),
+    [
+        ("a method", 1.0),
+        ("forward itself", 1.0),
+        ("the first layer alone", 1.0),
+        ("layers of the loop's choice", 40 * 4 / (40 * 4 + 18 * 8)),
+        ("other samples", 0.0),
+    ],
+)
+def test_all_that_a_method_of_the_model_computes_again_is_for_nothing(how: str, share: float):
+    net = Net()
+
+    def step(number: int) -> None:
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+        net(x).sum().backward()
+        with torch.no_grad():
+            METHODS[how](net, x)
+
+    calls = told([net], step)
+    assert calls["repeated"] == (1 if share else 0)
+    assert calls["repeated_share"] == pytest.approx(share)
+
+
+def test_a_part_that_another_model_computes_in_between_ends_what_a_method_goes_on_with():
+    net, judge = Net(), Net()
+
+    def step(number: int) -> None:
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+        (net(x) + judge(x)).sum().backward()
+        with torch.no_grad():
+            net.encoder(x)
+            judge.logits(x + 1)
+
+    assert told([net, judge], step)["repeated_share"] == pytest.approx(1 / (2 + 18 * 8 / (40 * 4)))

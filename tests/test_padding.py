@@ -254,6 +254,8 @@ def test_what_is_masked_for_the_model_to_find_it_is_no_padding():
     assert padding_in((x, mask, series)) is None
     assert padding_in((x, mask), [torch.randn(8, 30, 6)]) is None, "the loop cuts windows out of it"
     assert padding_in((x, mask), [torch.randn(8, 24)]) is None, "an axis was added to it"
+    beside = [torch.randn(8, 32), torch.rand(8, 200).round()]
+    assert padding_in((x, mask), beside) is not None, "numbers and targets of a sample have no time"
     longer = F.pad(series[:, :, :1], (0, 5))
     assert padding_in((x, mask, longer * mask[:, :, None])) is not None, "the target is filled up, too"
     assert found_in(model, (x, mask), x - 0.5 * mask[:, :, None], mask) is not None

@@ -141,12 +141,6 @@ def test_without_a_baseline_nothing_passes(diagnose_gate):
     assert "test_training_is_not_slower_than_on_main" in text
 
 
-def test_the_base_may_come_from_a_variable(project: Path) -> None:
-    test = "def test_it(diagnose_gate):\n    diagnose_gate('train.py')\n"
-    code, text = run_tests(project, test, DIAGNOSE_GATE_BASE="HEAD")
-    assert code == 0, text
-
-
 def test_the_variable_wins_over_the_marker(project: Path) -> None:
     test = "import pytest\n@pytest.mark.diagnose_gate(base='main')\n"
     test += "def test_it(diagnose_gate):\n    diagnose_gate('train.py')\n"

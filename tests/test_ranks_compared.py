@@ -151,6 +151,41 @@ def test_gradients_that_the_loop_averages_itself_are_no_collectives_of_its_own(
 
 
 @pytest.mark.parametrize(
+    ("trained", "handed_on", "named"),
+    [
+        pytest.param(2000, 1, set(), id="a shard"),
+        pytest.param(1001, 1, set(), id="half of the tensors, and nearly all numbers"),
+        pytest.param(2000, 0.1, {"frequent-collectives"}, id="something else"),
+        pytest.param(1000, 1, {"frequent-collectives"}, id="all of it"),
+    ],
+)
+def test_what_each_optimizer_updates_of_its_own_is_handed_on_as_gradients_are(
+    tmp_path: Path, trained: int, handed_on: float, named: set[str]
+) -> None:
+    run = manifest(tmp_path / "run")
+    fact = {
+        "passes": NUM_STEPS,
+        "trained": trained,
+        "trained_tensors": 4 if trained > 1000 else 2,
+        "waited_ns": 5 * MS * NUM_STEPS,
+    }
+    facts: dict[str, Any] = {
+        "optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}],
+        "averaging": {**fact, "elements": trained * NUM_STEPS},
+        "handed_on": {**fact, "elements": trained * handed_on * NUM_STEPS},
+    }
+    for rank in range(2):
+        slots = {"forward": 10.0, "backward": 20.0, "communication": 10.2}
+        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
+            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
+            file.set_meta({"state": {"finished": True}})
+    profile = diagnosed(load_profile(run))
+    assert {each.rule for each in profile.findings} == named
+    assert profile.program.averaging is not None
+    assert profile.program.averaging.times == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
     ("times", "passes", "rounds", "named"),
     [
         pytest.param(1, 1, 1, set(), id="once"),

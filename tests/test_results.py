@@ -325,3 +325,41 @@ for x, y in loader:
     found = script.roles.results([(FILE, line, "<module>")])
     reached = found is not None and Results(Places(Sources({FILE: text}))).reach(*found)
     assert reached is is_score
+
+
+BALANCE = """
+class Balance:
+    def __init__(self):
+        self.lean, self.seen = [0.0] * 9, 0
+
+    def weights(self, cells):
+        return torch.tensor([1 + self.lean[cell] for cell in cells])
+
+    def update(self, cells, gaps):
+        for cell, gap in zip(cells, gaps):
+            self.lean[cell] += gap
+
+    def note(self, gaps):
+        self.seen += len(gaps)
+
+balance = Balance()
+for x, y in loader:
+    out = model(x)
+    loss = (distance(out, y) * balance.weights(y.tolist())).mean()
+    loss.backward()
+    balance.update(y.tolist(), (y - out).tolist())
+    balance.note((y - out).tolist())
+    temper = (y - out).abs().mean().item()
+    level = (y - out).abs().max().item()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_score"),
+    [("balance.update(y", False), ("balance.note(", True), ("temper =", True), ("level =", True)],
+)
+def test_what_the_next_loss_is_made_of_is_no_score(line: str, is_score: bool):
+    number = 1 + next(n for n, row in enumerate(BALANCE.splitlines()) if line in row)
+    assert _is_score(BALANCE, number) is is_score
+    tempered = BALANCE.replace(".mean()\n    loss.b", ".mean() / temper\n    loss.b")
+    assert _is_score(tempered, number) is (is_score and line != "temper =")

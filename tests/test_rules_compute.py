@@ -20,8 +20,9 @@ from diagnose.hooks._graph_facts import summarize
 from diagnose.rules import diagnosed
 from diagnose.rules._engine import built_in
 from diagnose.rules._examples import profile
+from diagnose.rules._update_times import SAVED
 from diagnose.rules.anomaly_mode import BACKWARD_NS, BYTE_NS
-from diagnose.rules.slow_optimizer import SAVED, SlowOptimizer
+from diagnose.rules.slow_optimizer import SlowOptimizer
 from tests.running import DIAGNOSE, only_run, run, write
 
 pytestmark = pytest.mark.alone

@@ -1,4 +1,4 @@
-"""Which rule tells a part of the loop's own code: acting, long steps or overhead."""
+"""Which rule tells a part of the loop's own code: acting, long steps, updates by hand or overhead."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
+from diagnose.core.program import Optimizer, Program
 from diagnose.core.series import Series
 from diagnose.rules._engine import ask
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
+from diagnose.rules.slow_clipping import CALL_NS, ELEMENT_NS, LEAST, SlowClipping
 from tests.findings import RULES, found_in
 
 
@@ -205,3 +207,89 @@ def test_growth_explains_an_optimizer_only_of_the_scripts_own():
     growing = Series(drift_ns={Phase.OPTIMIZER: 15e6})
     assert set(found_in(replace(own, series=growing))) == {"step-drift"}
     assert set(found_in(replace(torchs, series=growing))) == {"step-drift", "slow-optimizer"}
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("total += p.grad.norm().item() ** 2", 'clip_grad_norm_(model.parameters(), float("inf")'),
+        ("p.grad.clamp_(-1, 1)", "clip_grad_value_("),
+    ],
+)
+def test_what_replaces_a_loop_over_gradients_clips_as_that_did_or_not_at_all(text: str, code: str):
+    finding = SlowClipping().check(profile(other_ms=12, where=(at(text, 0.1, "clip"),)))
+    assert finding is not None and code in finding.code
+
+
+def test_of_a_loop_over_gradients_what_one_call_takes_for_them_is_not_won():
+    def won_ms(num_tensors: int, num_elements: int, every: str = "", **facts: Any) -> float:
+        made = Optimizer(kind="AdamW", num_tensors=num_tensors, num_elements=num_elements)
+        line = replace(at("total += p.grad.norm().item() ** 2", 0.1, "clip", "sync"), every=every)
+        program = Program(optimizers=(made,) if num_tensors else ())
+        finding = SlowClipping().check(profile(other_ms=12, where=(line,), program=program, **facts))
+        assert finding is not None and "10.0 ms" in finding.summary
+        return finding.lost_ns_per_step / 1e6
+
+    whole = pytest.approx(10)
+    assert won_ms(0, 0) == whole, "no optimizer is known"
+    assert won_ms(400, 400_000) == pytest.approx(10 - (400 * CALL_NS + 400_000 * ELEMENT_NS) / 1e6)
+    assert won_ms(400, 400_000_000) == pytest.approx(10 * LEAST)
+    assert won_ms(400, 400_000, every="step % 50 == 0") == whole, "how often is not known"
+    assert won_ms(400, 400_000, device="cuda") == whole, "a few launches"
+
+
+@pytest.mark.parametrize(
+    ("every", "code"),
+    [
+        ("", "if step % 100 == 0: ..."),
+        ("step % 20 == 0", "if step % 200 == 0: ..."),
+        ("step % args.log_every == 0", ""),
+    ],
+)
+@pytest.mark.parametrize(("rule", "idiom"), [("logging-io", "log"), ("slow-metrics", "metric")])
+def test_what_is_done_only_every_so_many_steps_is_to_be_done_more_rarely(rule, idiom, every, code):
+    line = replace(at("report(row)", 0.1, idiom), every=every)
+    finding = found_in(profile(other_ms=12, where=(line,)))[rule]
+    assert finding.code == code
+    assert f"`{every}`" in finding.fix or not every
+
+
+@pytest.mark.parametrize(
+    ("text", "via", "fix"),
+    [
+        ("average.lerp_(p, 0.001)", "", "Replace the loop"),
+        ("torch._foreach_lerp_(averages, weights, 0.001)", "", "Average every few steps"),
+        ("task.update_ema(step=step)", "timm/task/base.py:90 update_ema", "Average every few steps"),
+    ],
+)
+def test_an_average_that_is_one_call_already_is_to_be_updated_more_rarely(text: str, via: str, fix: str):
+    line = replace(at(text, 0.1, "ema"), via=via)
+    assert found_in(profile(other_ms=12, where=(line,)))["slow-ema"].fix.startswith(fix)
+
+
+def test_an_update_tensor_by_tensor_in_the_loop_is_a_slow_optimizer_and_no_overhead():
+    update = at("p.data.add_(p.grad, alpha=-lr)", 0.1, "update")
+    found = found_in(profile(other_ms=12, where=(update,)))
+    assert set(found) == {"slow-optimizer"}
+    assert found["slow-optimizer"].fix.startswith("Update all tensors in one call, torch._foreach_add_(")
+    other = at("p.data.add_(p.grad, alpha=-lr)", 0.1, "python-loop")
+    assert set(found_in(profile(other_ms=12, where=(other,)))) == {"python-overhead"}
+
+
+def test_a_loop_over_the_weights_beside_a_slow_optimizer_is_told_with_it():
+    update = at("p.data.add_(p.grad, alpha=-lr)", 0.1, "update")
+    slow = RULES["slow-optimizer"].fires_on[0]
+    example = profile(other_ms=12, optimizer_ms=30, program=slow.program)
+    alone = found_in(example)["slow-optimizer"]
+    both = found_in(replace(example, where=(update,)))["slow-optimizer"]
+    assert both.lost_ns[Phase.OPTIMIZER] == alone.lost_ns[Phase.OPTIMIZER]
+    assert both.lost_ns[Phase.OTHER] == pytest.approx(0.4 * 10e6)
+    assert "AdamW updates 400 tensors" in both.summary and "The loop updates the weights" in both.summary
+
+
+def test_optimizers_of_one_tensor_each_are_to_become_one():
+    (example,) = (each for each in RULES["slow-optimizer"].fires_on if len(each.program.optimizers) > 1)
+    made = tuple(replace(each, file="/home/me/train.py", line=7) for each in example.program.optimizers)
+    found = found_in(replace(example, program=replace(example.program, optimizers=made)))["slow-optimizer"]
+    assert found.summary == "AdamW updates 60 tensors one by one."
+    assert found.fix == "Make one AdamW of all these tensors, with fused=True."

@@ -12,16 +12,18 @@ from diagnose.core.graph import Graph
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
-from diagnose.core.program import Optimizer, Program
+from diagnose.core.program import Calls, Optimizer, Program
+from diagnose.core.series import Series
 from diagnose.rules import diagnosed
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at
 from diagnose.rules._meetings import own_parts
 from diagnose.rules._rank_examples import meeting, ranks_example
 from diagnose.rules._ranks import latest
 from diagnose.rules.compute_straggler import ComputeStraggler
 from diagnose.rules.contended_rank import ContendedRank, delayed
 from diagnose.rules.find_unused_parameters import FindUnusedParameters
-from diagnose.rules.frequent_collectives import SENDS, UNPICKLES, FrequentCollectives
+from diagnose.rules.frequent_collectives import TURNS, UNPICKLES, FrequentCollectives
 from diagnose.rules.input_straggler import InputStraggler
 from diagnose.rules.missing_no_sync import COPY_BYTES_PER_NS, COPY_NS, MissingNoSync, accumulating
 from diagnose.rules.small_buckets import SmallBuckets
@@ -326,6 +328,43 @@ def test_gradients_that_are_far_fewer_than_the_parameters_cost_no_more_than_half
     assert found.lost_ns[Phase.BACKWARD] == pytest.approx(0.5 * job.spent_ns(Phase.BACKWARD))
 
 
+@pytest.mark.parametrize(
+    ("untrained", "texts", "usual_ms", "alone_ms", "named_ms"),
+    [
+        pytest.param(1.0, False, 40, 40, 40, id="only the first rank has a teacher"),
+        pytest.param(1.0, False, 40, 20, 20, id="all have one, and the first asks it twice"),
+        pytest.param(1.0, False, 20, 20, None, id="all have one, and the first evaluates now and then"),
+        pytest.param(0.0, False, 40, 40, None, id="the first evaluates in every step"),
+        pytest.param(0.0, True, 40, 40, 40, id="only the first rank writes texts"),
+        pytest.param(0.0, True, 40, 20, 20, id="all do, and the first writes two"),
+        pytest.param(0.0, True, 20, 20, None, id="all do, and the first evaluates now and then"),
+    ],
+)
+def test_of_what_the_first_rank_computes_without_gradients_the_others_part_is_no_lateness(
+    untrained: float, texts: bool, usual_ms: float, alone_ms: float, named_ms: float | None
+):
+    """In a mean step of 100 ms the first rank takes 40 ms for that, and so much is in every step."""
+    first = {Phase.EVALUATION: 40.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 30.0, Phase.COMMUNICATION: 10.0}
+    others = {**first, Phase.EVALUATION: 40.0 - alone_ms, Phase.COMMUNICATION: 10.0 + alone_ms}
+    usual = {**first, Phase.EVALUATION: usual_ms, Phase.BACKWARD: 70.0 - usual_ms}
+    line = at("ids = model.generate(prompts)", 0.4, phase=Phase.EVALUATION)
+    found = ComputeStraggler().check(
+        ranks_example(
+            first,
+            others,
+            program=Program(
+                meetings=meeting(10, 10 + alone_ms, last=0, held_ms=alone_ms),
+                calls=Calls(num_steps=5, untrained=untrained, free=0.0),
+            ),
+            series=Series(median_ns={phase: ms * 1e6 for phase, ms in usual.items()}),
+            where=(line,) if texts else (),
+        )
+    )
+    assert (found is None) is (named_ms is None)
+    if found is not None and named_ms is not None:
+        assert found.lost_ns == {Phase.EVALUATION: pytest.approx(named_ms * 1e6)}
+
+
 COMPUTES_LONGER = {Phase.FORWARD: 20.0, Phase.BACKWARD: 70.0, Phase.COMMUNICATION: 10.0}
 WAITS_FOR_IT = {Phase.FORWARD: 20.0, Phase.BACKWARD: 30.0, Phase.COMMUNICATION: 50.0}
 READS_LONGER = {**WAITS_FOR_IT, Phase.DATA_WAIT: 40.0, Phase.COMMUNICATION: 10.0}
@@ -377,7 +416,40 @@ def test_ranks_that_hold_each_other_up_by_chance_alone_are_not_named():
 
 
 def test_what_the_others_wait_while_one_rank_unpickles_is_lost_once():
-    found = FrequentCollectives().check(ranks_example(SENDS, SENDS, program=UNPICKLES))
+    found = FrequentCollectives().check(ranks_example(TURNS, TURNS, program=UNPICKLES))
     assert found is not None
     assert found.lost_ns == {Phase.COMMUNICATION: pytest.approx(19e6)}
     assert "For 16.0 ms more one rank alone unpickles" in found.evidence[-1]
+
+
+LOGS = {Phase.FORWARD: 20.0, Phase.BACKWARD: 20.0, Phase.OTHER: 20.0, Phase.COMMUNICATION: 10.0}
+
+
+def taught(first_ms: float, others_ms: float, usual_ms: float, saves_ms: float = 0.0) -> Profile:
+    """Two ranks with a teacher, of which the first logs for 20 ms in each step. Each evaluates so long in
+    the mean; the first one so long in a usual step, and it saves now and then."""
+    late_ms = LOGS[Phase.OTHER] + first_ms - others_ms + saves_ms
+    first = {**LOGS, Phase.EVALUATION: first_ms, Phase.CHECKPOINT: saves_ms}
+    second = {**LOGS, Phase.OTHER: 0.0, Phase.EVALUATION: others_ms, Phase.COMMUNICATION: 10.0 + late_ms}
+    met = meeting(10, 10 + late_ms, last=0, held_ms=late_ms)
+    usual = {phase: ms * 1e6 for phase, ms in {**LOGS, Phase.EVALUATION: usual_ms}.items()}
+    program = Program(meetings=met, calls=Calls(num_steps=5, untrained=1.0))
+    return ranks_example(first, second, program=program, series=Series(median_ns=usual))
+
+
+@pytest.mark.parametrize(
+    ("job", "evaluation_ms"),
+    [
+        pytest.param(taught(60, 40, 40), 0, id="the first alone validates"),
+        pytest.param(taught(60, 40, 40, saves_ms=30), 0, id="and saves"),
+        pytest.param(taught(40, 40, 40), 0, id="alike"),
+        pytest.param(taught(60, 40, 60), 20, id="its teacher is slower in every step"),
+        pytest.param(taught(40, 0, 40), 40, id="it alone has one"),
+        pytest.param(taught(60, 20, 40), 20, id="it alone has one, and all validate"),
+    ],
+)
+def test_of_what_the_first_rank_evaluates_only_a_teacher_makes_it_late(job: Profile, evaluation_ms: float):
+    found = ComputeStraggler().check(job)
+    assert found is not None and found.ranks == (0,)
+    lost = {Phase.OTHER: 20e6} | ({Phase.EVALUATION: evaluation_ms * 1e6} if evaluation_ms else {})
+    assert found.lost_ns == {phase: pytest.approx(ns) for phase, ns in lost.items()}

@@ -6,8 +6,9 @@ import ast
 
 import pytest
 
+from diagnose.source.place import by_line
 from diagnose.source.slices import takes_slices
-from diagnose.source.statements import by_line, nodes_of
+from diagnose.source.statements import nodes_of
 
 
 @pytest.mark.parametrize(

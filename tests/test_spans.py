@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from diagnose.analysis.deep_window import without_steps
+from diagnose.analysis.loaders import evaluating_of
 from diagnose.analysis.loading import input_stats
 from diagnose.analysis.meetings import waits_of
 from diagnose.analysis.spans import part_of
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
+from diagnose.core.workers import NOT_TRAINING
+from diagnose.source.sources import Sources
 from diagnose.store.reader import RankLog
 
 EPOCH = 16
+MS = 1_000_000
 
 
 def short_epochs(num_steps: int = 20 * EPOCH, told: int = 20) -> RankLog:
@@ -112,3 +117,19 @@ def test_without_a_loader_steps_that_come_regularly_may_begin_epochs(regular: bo
         assert stats.epoch_starts == 20
         assert stats.epoch_start_gap_ns == pytest.approx(2e6, rel=0.05), "of all steps"
         assert stats.steady_gap_ns == pytest.approx(1e6, rel=0.05)
+
+
+def test_evaluations_that_started_workers_belong_to_the_part_of_the_run_in_which_they_began():
+    loader = {
+        "num_workers": 2,
+        "epochs": 3,
+        "starts_end": None,
+        "starts": [[n, n, MS] for n in (4, 44, 84)],
+    }
+    report = {"loader": NOT_TRAINING, "batches": 2, "fetch_ns": MS, "collate_ns": 0}
+    log = replace(short_epochs(), workers=[report])
+    log.meta["facts"]["evaluating"] = [loader]
+    (whole,) = evaluating_of(log, 0, Sources({}))
+    (part,) = evaluating_of(part_of(log, 40), 0, Sources({}))
+    assert (whole.starts, part.starts) == (3, 2)
+    assert part.start_ns == pytest.approx(2 * MS / 2 / len(part_of(log, 40).steps))

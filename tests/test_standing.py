@@ -54,6 +54,9 @@ def test_a_thread_that_computes_for_less_time_than_a_line_waits_does_not_hold_it
     assert line.idiom == ("wait",)
 
 
+OF_A_BATCH = {"phase": Phase.DATA_WAIT, "share": 0.06, "between": 0.06}
+
+
 @pytest.mark.parametrize(
     ("changes", "off_cpu", "host", "device"),
     [
@@ -66,7 +69,13 @@ def test_a_thread_that_computes_for_less_time_than_a_line_waits_does_not_hold_it
         ({"between": 0.1}, 0.95, QUIET, "cpu"),
         ({"phase": Phase.DATA_WAIT}, 0.95, replace(QUIET, read_bytes_per_s=1e7), "cpu"),
         ({"phase": Phase.FORWARD}, 0.95, QUIET, "cpu"),
-        ({"phase": Phase.DATA_WAIT, "share": 0.06, "between": 0.06}, 0.95, QUIET, "cpu"),
+        ({**OF_A_BATCH}, 0.95, QUIET, "cpu"),
+        (
+            {**OF_A_BATCH, "via": "torchvision/transforms/_functional_tensor.py:467 resize"},
+            0.95,
+            QUIET,
+            "cpu",
+        ),
     ],
 )
 def test_a_line_with_another_reason_to_stand_still_keeps_its_idiom(changes, off_cpu, host, device):

@@ -33,6 +33,19 @@ class Sounds:
 
     def cut(self, row):
         return crop(noise(row))
+
+
+class Shots:
+    def __getitem__(self, row):
+        path = resolved(path)
+        raw = zlib.decompress(raw)
+        image = self.shade(image)
+        image = np.roll(image, 3)
+        image = self.of(row, image)
+        return image
+
+    def read(self, row):
+        image = self.shade(image)
 """
 NO_PACKAGE: Frame = ("", 0, "")
 SECOND = 1_000_000_000
@@ -51,6 +64,7 @@ GETS = "Windows.__getitem__"
 ALL_IN_ONE = "Images.__getitem__"
 CROPS = "Images.crops"
 SOUNDS = "Sounds.__getitem__"
+SHOTS = "Shots.__getitem__"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +79,8 @@ SOUNDS = "Sounds.__getitem__"
         [(20, SOUNDS)],
         [(90, "Sounds.resample"), (20, SOUNDS)],
         [(95, "to_spectrogram"), (21, SOUNDS)],
+        [(99, "Shots.shade"), (31, SHOTS)],
+        [(32, SHOTS)],
     ],
 )
 def test_a_transform_is_called_as_an_object_or_by_such_a_name_and_has_all_that_it_calls(stack):
@@ -86,6 +102,10 @@ def test_a_transform_is_called_as_an_object_or_by_such_a_name_and_has_all_that_i
         [(70, "noise"), (24, "Sounds.cut")],
         [(71, "crop"), (24, "Sounds.cut")],
         [(72, "load_and_resize"), (19, SOUNDS)],
+        [(98, "resolved"), (29, SHOTS)],
+        [(30, SHOTS)],
+        [(97, "Shots.of"), (33, SHOTS)],
+        [(99, "Shots.shade"), (37, "Shots.read"), (33, SHOTS)],
     ],
 )
 def test_what_gets_a_sample_or_is_the_datasets_own_is_none(stack):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from diagnose.actions._blame import raised_by_us
+from diagnose.actions._gone import entered, unless_gone
 from diagnose.actions._module_hooks import FORWARD, hooks_of
 from diagnose.actions._untouched import RandomState, random_numbers_again, untouched
 from diagnose.actions.base import CannotApply
@@ -30,17 +32,18 @@ def checkpointed(modules: Iterable[nn.Module]) -> Iterator[None]:
     batch twice, is gone afterwards.
     """
     with ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(_in_slot(module))
+        entered(stack, map(_in_slot, modules))
+        del modules
         yield
 
 
 @contextmanager
 def _in_slot(module: nn.Module) -> Iterator[None]:
-    original: Callable[..., Any] = module._call_impl
-    hooks = hooks_of(module, FORWARD)
+    alive, hooks = ref(module), hooks_of(module, FORWARD)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        module: Any = alive()  # it is being called
+        original = module._call_impl
         again = None
         try:
             if torch.is_grad_enabled() and module.training and not any(hooks):
@@ -54,12 +57,16 @@ def _in_slot(module: nn.Module) -> Iterator[None]:
             original, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **kwargs
         )
 
-    vars(module)[SLOT] = call
-    try:
+    with ExitStack() as stack:
+        stack.callback(unless_gone(_leave_slot, module, call))
+        vars(module)[SLOT] = call
+        del module
         yield
-    finally:
-        if vars(module).get(SLOT) is call:
-            del vars(module)[SLOT]
+
+
+def _leave_slot(module: nn.Module, call: Any) -> None:
+    if vars(module).get(SLOT) is call:
+        del vars(module)[SLOT]
 
 
 class _Again:

@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -24,22 +25,27 @@ something changes all the time: each compiles for seconds, and after eight torch
 class Compiler:
     """Torch's compiler, as all blocks of one action use it.
 
+    Args:
+        kinds: The blocks; those of one kind share their graphs.
+
     Attributes:
         slots: A slot for each block.
-        num_kinds: Kinds of blocks; those of one share their graphs.
+        num_kinds: Kinds of blocks.
         failure: Why blocks run as they were, if they do.
         num_graphs: Graphs compiled so far.
         seconds: Time that compiling has taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Iterable[Iterable[nn.Module]]) -> None:
         self.slots: list[Slot] = []
         self.num_kinds = 0
         self.failure = Failure()
         self.num_graphs = 0
         self.seconds = 0.0
+        for blocks in kinds:
+            self._add(blocks)
 
-    def add(self, blocks: Iterable[nn.Module]) -> None:
+    def _add(self, blocks: Iterable[nn.Module]) -> None:
         """Makes slots for blocks of one kind.
 
         Dynamo keeps its graphs, and limits their number, by code object. So each kind gets one of its own.
@@ -84,10 +90,15 @@ class Slot:
     """
 
     def __init__(self, block: nn.Module, compiled: Callable[..., Any], compiler: Compiler) -> None:
-        self.block = block
+        self._alive = ref(block)  # which holds this
         self._compiled = compiled
         self._compiler = compiler
         self._hooks = hooks_of(block)
+
+    @property
+    def block(self) -> Any:
+        """The block; `None` once the script has dropped it."""
+        return self._alive()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         block, compiler = self.block, self._compiler

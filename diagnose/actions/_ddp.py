@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import distributed
@@ -166,27 +166,39 @@ def with_fresh_reducers(
     """
     before = [
         (
-            model,
+            ref(model),
             {name: vars(model)[name] for name in SETTINGS if name in vars(model)},
             _reduce_of.get(model),
         )
         for model in models
     ]
     try:
-        for model in models:
-            change(model)
-            if reduce is not None:
-                _reduce_of[model] = reduce(model)
-            _renew(model)
+        _renew_all(models, change, reduce)
+        del models
         yield
     finally:
-        for model, settings, hook in before:
+        for alive, settings, hook in before:
+            model = alive()
+            if model is None:
+                continue
             vars(model).update(settings)
             _reduce_of.pop(model, None)
             if hook is not None:
                 _reduce_of[model] = hook
             if distributed.is_initialized():  # else the script has done with training
                 _renew(model)
+
+
+def _renew_all(
+    models: list[DistributedDataParallel],
+    change: Callable[[DistributedDataParallel], None],
+    reduce: Callable[[DistributedDataParallel], Reduce] | None,
+) -> None:
+    for model in models:
+        change(model)
+        if reduce is not None:
+            _reduce_of[model] = reduce(model)
+        _renew(model)
 
 
 def _renew(model: DistributedDataParallel) -> None:
@@ -216,6 +228,7 @@ class ReducerAction(Action):
 
     order = 50
     settle_steps = 2
+    hangs_on = ("models",)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""

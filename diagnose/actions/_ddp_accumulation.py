@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from diagnose.actions._gone import emptied_with
 from diagnose.actions._plain_sum import PlainSum
 from diagnose.core.job import Job
 
@@ -46,7 +47,7 @@ class Accumulation:
         self.pending = False
         self._sum = PlainSum(model, self._goes_back)
         self._job = job
-        self._model = model
+        self._model = emptied_with(model, self._sum.parameters)
         self._in_step = 0  # passes of this step so far
         self._is_left_out = False  # the latest call
         self._same = (0, 0)  # passes of the last steps, and how many steps in a row took so many
@@ -72,10 +73,10 @@ class Accumulation:
         self._sum.begins(first=not self._in_step)
         self._is_left_out = self.leaves_out and self._another_comes()
         if self._is_left_out:
-            with self._model.no_sync():
+            with args[0].no_sync():
                 output = call(*args, **kwargs)
             # Buffers go to all ranks before the next pass, as ever.
-            self._model.require_forward_param_sync = True
+            args[0].require_forward_param_sync = True
         else:
             output = call(*args, **kwargs)
         if not self._sum.called(output):
@@ -133,7 +134,9 @@ class Accumulation:
         if not self.pending:
             return
         self.pending = False
-        model = self._model
+        model = self._model()
+        if model is None:
+            return
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad and parameter.grad is not None:

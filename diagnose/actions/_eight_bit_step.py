@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim import AdamW, Optimizer
 
+from diagnose.actions._gone import unless_gone
 from diagnose.kernels._adamw_8bit_state import decoded, encode, in_order_of
 from diagnose.kernels._algorithms import ADAMW_8BIT
 from diagnose.kernels._optimizer_8bit import _adamw_8bit_step
@@ -45,13 +47,14 @@ def in_bytes(optimizer: Optimizer) -> Iterator[list[str]]:
             kernels go on to step them. Torch's own step could not.
     """
     kernels = _Kernels(optimizer)
-    hooks = kernels.hung()
+    hooks, taken_out = kernels.hung(optimizer), unless_gone(_Kernels.taken_out, kernels)
     try:
         _encode(optimizer)
-        yield kernels.stepper.broken
+        broken = kernels.stepper.broken
+        del optimizer, kernels
+        yield broken
     finally:
-        kernels.stepper.release()
-        num_coded = _decode(optimizer)
+        num_coded = taken_out()
         if not num_coded:
             hooks.close()
     if num_coded:  # where the script has raised, its own error is the one to hear of
@@ -66,12 +69,12 @@ class _Kernels:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.stepper = _stepper(optimizer)
-        self._optimizer = optimizer
+        self._optimizer = ref(optimizer)
 
-    def hung(self) -> ExitStack:
+    def hung(self, optimizer: Optimizer) -> ExitStack:
         """Hooks all into the optimizer; closing takes it out."""
-        hooks, optimizer = ExitStack(), self._optimizer
-        hooks.callback(optimizer.__dict__.pop, COPIED, None)
+        hooks = ExitStack()
+        hooks.callback(unless_gone(_copy_as_torch, optimizer))
         setattr(optimizer, COPIED, self.as_torch_copies)
         hooks.callback(optimizer.register_load_state_dict_post_hook(self.loaded).remove)
         # Before all others, which expect moments.
@@ -79,12 +82,18 @@ class _Kernels:
         hooks.callback(optimizer.register_step_pre_hook(self.before_step).remove)
         return hooks
 
+    def taken_out(self) -> int:
+        """Gives the optimizer its moments; see `_decode`."""
+        self.stepper.release()
+        optimizer = self._optimizer()
+        return 0 if optimizer is None else _decode(optimizer)
+
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Hands torch's own `step` a stand-in that leaves it nothing to do."""
         if is_dynamo_compiling():
             return None
         stepper = self.stepper
-        if optimizer is not self._optimizer:  # a copy of it, as the tuner makes to compare updates
+        if optimizer is not self._optimizer():  # a copy of it, as the tuner makes to compare updates
             stepper = _stepper(optimizer)
         return (_Coded(optimizer, stepper, lambda: None), *args[1:]), kwargs
 
@@ -104,9 +113,14 @@ class _Kernels:
     def as_torch_copies(self) -> dict[str, Any]:
         """Takes the place of `Optimizer.__getstate__`: a copy has none of our hooks, and must not have
         codes."""
-        held: dict[str, Any] = type(self._optimizer).__getstate__(self._optimizer)
+        optimizer: Any = self._optimizer()
+        held: dict[str, Any] = type(optimizer).__getstate__(optimizer)
         plain = {p: _as_torch(state, p) for p, state in self.stepper.saved(held["state"]).items()}
         return {**held, "state": defaultdict(dict, plain)}
+
+
+def _copy_as_torch(optimizer: Optimizer) -> None:
+    optimizer.__dict__.pop(COPIED, None)
 
 
 def _stepper(optimizer: Optimizer) -> Stepper:

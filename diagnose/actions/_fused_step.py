@@ -10,11 +10,12 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
+from diagnose.actions._gone import unless_gone
 from diagnose.hooks._fusing import CLASSES, why_not_fused
 from diagnose.hooks._signals import from_signal_handler
 from diagnose.kernels._layout import fits
 from diagnose.kernels._stepper import own_count
-from diagnose.kernels._swap import support, swap
+from diagnose.kernels._swap import Swap, support, swap
 
 LOOK_STEPS = 3
 LOOK_EVERY = 50
@@ -56,11 +57,12 @@ def is_fused(optimizer: Optimizer) -> bool:
 @contextmanager
 def by_kernels(optimizer: Optimizer) -> Iterator[list[str]]:
     """Lets kernels of our own step one optimizer while open, and clip wherever the script does."""
-    taken = swap(optimizer)
-    try:
-        yield taken.stepper.broken
-    finally:
-        taken.remove()
+    with ExitStack() as stack:
+        taken = swap(optimizer)
+        stack.callback(unless_gone(Swap.remove, taken))
+        broken = taken.stepper.broken
+        del optimizer, taken
+        yield broken
 
 
 @contextmanager
@@ -69,12 +71,13 @@ def fused_by_torch(optimizer: Optimizer) -> Iterator[list[str]]:
     flags = _Flags()
     checked = vars(optimizer).get(CHECKED)
     with ExitStack() as stack:
-        stack.callback(_set_checked, optimizer, checked)
-        stack.callback(flags.restore)
+        stack.callback(unless_gone(_set_checked, optimizer, checked))
         stack.callback(optimizer.register_step_pre_hook(flags.set).remove)
         stack.callback(optimizer.register_step_post_hook(flags.restore).remove)
         # A step that raises has no end, and hooks of the script's come before ours: both may save.
         stack.callback(optimizer.register_state_dict_pre_hook(flags.restore).remove)
+        stack.callback(unless_gone(_Flags.restore, flags))  # before they go, and the flags with them
+        del optimizer, flags
         yield []
 
 
@@ -93,10 +96,12 @@ def fused_on_device(optimizer: Optimizer) -> Iterator[list[str]]:
     """
 
     with ExitStack() as stack:
-        stack.callback(_move_steps, optimizer, {})
+        stack.callback(unless_gone(_move_steps, optimizer, {}))
         stack.callback(optimizer.register_step_pre_hook(_StepsOnDevice()).remove)
         stack.callback(optimizer.register_state_dict_post_hook(_with_own_steps).remove)
-        yield stack.enter_context(fused_by_torch(optimizer))
+        told = stack.enter_context(fused_by_torch(optimizer))
+        del optimizer
+        yield told
 
 
 class _StepsOnDevice:

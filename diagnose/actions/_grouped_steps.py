@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from diagnose.actions._blame import raised_by_us
 from diagnose.actions._careful import in_short
+from diagnose.actions._gone import emptied_with, entered
 from diagnose.actions._learning_rate import Rate
 from diagnose.actions._loader_choice import available_bytes
 from diagnose.actions._routes import routed
@@ -50,13 +51,13 @@ class GroupedSteps:
     def __init__(self, optimizer: Optimizer, epoch_ends: Callable[[], bool], *, alone: bool = True) -> None:
         self.refused = ""
         self.pending = 0
-        self._optimizer = optimizer
         self._epoch_ends = epoch_ends
         self._alone = alone
         self._size = 1
         self._rate = Rate(optimizer)
         self._sums = _sums(optimizer)
         self._present: dict[torch.Tensor, None] = {}  # parameters that have a sum by now, in order
+        self._optimizer = emptied_with(optimizer, self._sums, self._present)
         self._theirs: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._stepping = self._finishing = False
         self._thread = 0
@@ -71,23 +72,28 @@ class GroupedSteps:
             size: How many of the script's steps make one.
             job: The job.
         """
-        self._size, self._rate, self._job = size, Rate(self._optimizer), job
         with ExitStack() as stack:
-            stack.callback(self._finish)
-            if self._alone:  # a checkpoint, which one of several ranks may write
-                stack.callback(self._optimizer.register_state_dict_pre_hook(self.epoch_is_over).remove)
-            for model in job.models:
-                stack.enter_context(routed(job, model, self._forward))
-            stack.callback(self._optimizer.register_step_pre_hook(self.before).remove)
-            stack.callback(self._optimizer.register_step_post_hook(self.after).remove)
+            optimizer = self._optimizer()
+            if optimizer is not None:
+                self._hang_on(optimizer, size, job, stack)
+            del optimizer
             yield
+
+    def _hang_on(self, optimizer: Optimizer, size: int, job: Job, stack: ExitStack) -> None:
+        self._size, self._rate, self._job = size, Rate(optimizer), job
+        stack.callback(self._finish)
+        if self._alone:  # a checkpoint, which one of several ranks may write
+            stack.callback(optimizer.register_state_dict_pre_hook(self.epoch_is_over).remove)
+        entered(stack, (routed(job, each, self._forward) for each in job.models))
+        stack.callback(optimizer.register_step_pre_hook(self.before).remove)
+        stack.callback(optimizer.register_step_post_hook(self.after).remove)
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The script steps."""
-        if is_dynamo_compiling() or optimizer is not self._optimizer or self._finishing:
+        if is_dynamo_compiling() or optimizer is not self._optimizer() or self._finishing:
             return
         try:
-            self._before(args, kwargs)
+            self._before(optimizer, args, kwargs)
         except Exception as error:
             if not raised_by_us(error):
                 raise
@@ -110,11 +116,11 @@ class GroupedSteps:
                     raise  # the script's own
                 self.refused = f"it failed in use: {in_short(error)}"
 
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._thread, self._is_between_steps = get_ident(), False
         self._recover()
-        given = [(p, p.grad) for p in self._parameters() if p.grad is not None]
-        self.refused = self.refused or self._why_not(args, kwargs, given)
+        given = [(p, p.grad) for p in _parameters(optimizer) if p.grad is not None]
+        self.refused = self.refused or self._why_not(optimizer, args, kwargs, given)
         if self.refused or not given:
             return
         self._collect(given)
@@ -174,23 +180,28 @@ class GroupedSteps:
 
     def _finish(self) -> None:
         self._recover()
-        if not self.pending or self._job is None:
+        optimizer = self._optimizer()
+        if not self.pending or self._job is None or optimizer is None:
             return
         try:
             self._finishing = True
             self._show_means()
             with self._job.unmeasured():
-                self._optimizer.step()
+                optimizer.step()
         finally:
             self._finishing = False
             self.after()
 
     def _why_not(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[tuple[torch.Tensor, torch.Tensor]]
+        self,
+        optimizer: Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> str:
         if len(args) > 1 or kwargs:
             return "the step computes its loss itself"
-        if getattr(self._optimizer, "found_inf", None) is not None:
+        if getattr(optimizer, "found_inf", None) is not None:
             return "the script's GradScaler leaves it to the fused step to unscale gradients"
         for p, gradient in given:
             if p not in self._sums:
@@ -199,9 +210,10 @@ class GroupedSteps:
                 return "some gradients are sparse, or of another type than their parameters"
         return ""
 
-    def _parameters(self) -> Iterator[torch.Tensor]:
-        for group in self._optimizer.param_groups:
-            yield from group["params"]
+
+def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def _sums(optimizer: Optimizer) -> dict[torch.Tensor, torch.Tensor]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
@@ -63,21 +65,20 @@ class Conversion:
     alone.
     """
 
-    def __init__(self, weights: list[torch.nn.Parameter], optimizers: list[Any]) -> None:
-        self._weights = weights
-        self._optimizers = optimizers
-        self._before = [weight.data for weight in weights]
+    def __init__(self, weights: Iterable[torch.nn.Parameter], optimizers: Iterable[Any]) -> None:
+        self._before = WeakTensorKeyDictionary({weight: weight.data for weight in weights})
+        self._optimizers = WeakSet(optimizers)
 
     @torch.no_grad()
     def convert(self) -> None:
         """Converts everything."""
-        for weight in self._weights:
+        for weight in self._before:
             weight.data = _converted(weight)
         self.convert_beside()
 
     def convert_beside(self) -> None:
         """Converts gradients and the optimizers' tensors as the weights are."""
-        for weight in self._weights:
+        for weight in self._before:
             for tensor in self._beside(weight):
                 tensor.data = _like(tensor.data, weight)
 
@@ -85,7 +86,7 @@ class Conversion:
     def revert(self) -> None:
         """Puts everything back, as often as it is called: a numerics check may have put the memory that a
         weight had during its check back after a revert."""
-        for weight, memory in zip(self._weights, self._before, strict=True):
+        for weight, memory in self._before.items():
             if weight.data_ptr() != memory.data_ptr():
                 memory.copy_(weight)
                 weight.data = memory
@@ -116,6 +117,7 @@ class Conversion:
         with ExitStack() as stack:
             stack.callback(optimizer.register_state_dict_post_hook(show).remove)
             stack.callback(optimizer.register_load_state_dict_post_hook(self._loaded).remove)
+            del optimizer
             yield
 
 

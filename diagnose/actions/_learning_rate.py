@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from weakref import ref
 
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
@@ -43,7 +44,7 @@ class Rate:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+        self._optimizer = ref(optimizer)
         self._linear = type(optimizer) in LINEAR
         self._steps = 0
         self._theirs: list[tuple[dict[str, Any], Any, Any]] = []
@@ -61,7 +62,7 @@ class Rate:
         """A step begins."""
         self._steps += 1
         factor = self.factor(growth)
-        for group in self._optimizer.param_groups:
+        for group in getattr(self._optimizer(), "param_groups", ()):
             ours = group["lr"] * factor
             self._theirs.append((group, group["lr"], ours))
             group["lr"] = ours

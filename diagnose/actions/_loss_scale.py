@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import distributed
@@ -53,10 +54,10 @@ class LossScale:
         self._failure = failure
         self._inverse = torch.tensor(1 / FIRST_SCALE, device=device)
         self._overflows: dict[int, torch.Tensor] = {}
-        self._stepped: dict[int, list[torch.Tensor]] = {}
+        self._stepping: dict[int, ref[Any]] = {}
         self._good_steps = 0
         self._growth_steps = FIRST_GROWTH_STEPS
-        self._params: dict[int, torch.Tensor] = {}
+        self._params: dict[int, ref[torch.Tensor]] = {}
 
     @contextmanager
     def installed(self, models: list[Any], optimizers: list[Any]) -> Iterator[None]:
@@ -65,29 +66,32 @@ class LossScale:
         Raises:
             CannotApply: See `refuse_hooked`.
         """
+        with ExitStack() as stack:
+            self._hang_on(models, optimizers, stack)
+            del models, optimizers
+            stack.enter_context(replaced(torch.autograd, "backward", self._checking))
+            yield
+
+    def _hang_on(self, models: list[Any], optimizers: list[Any], stack: ExitStack) -> None:
         params = {id(p): p for model in models for p in model.parameters() if p.requires_grad}
         refuse_hooked(params.values())
         by_param = {}
         for optimizer in optimizers:
             self._overflows[id(optimizer)] = torch.zeros_like(self._inverse)
-            stepped = [p for group in optimizer.param_groups for p in group["params"]]
-            self._stepped[id(optimizer)] = stepped
-            by_param.update({id(p): id(optimizer) for p in stepped})
+            self._stepping[id(optimizer)] = ref(optimizer)
+            by_param.update({id(p): id(optimizer) for p in _params_of(optimizer)})
+        stack.callback(self._stepping.clear)
         unowned = torch.zeros_like(self._inverse)
-        with ExitStack() as stack:
-            for param in params.values():
-                overflow = self._overflows.get(by_param.get(id(param), 0), unowned)
-                stack.callback(param.register_hook(self._unscaled_into(overflow)).remove)
-            for optimizer in optimizers:
-                skipped = _SkippedStep(self)
-                stack.callback(skipped.restore)
-                stack.callback(optimizer.register_step_pre_hook(skipped.before).remove)
-                stack.callback(optimizer.register_step_post_hook(skipped.after).remove)
-            stack.enter_context(replaced(torch.autograd, "backward", self._checking))
-            self._params = params
-            stack.callback(self._params.clear)
-            stack.callback(self._stepped.clear)
-            yield
+        for param in params.values():
+            overflow = self._overflows.get(by_param.get(id(param), 0), unowned)
+            stack.callback(param.register_hook(self._unscaled_into(overflow)).remove)
+        for optimizer in optimizers:
+            skipped = _SkippedStep(self)
+            stack.callback(skipped.restore)
+            stack.callback(optimizer.register_step_pre_hook(skipped.before).remove)
+            stack.callback(optimizer.register_step_post_hook(skipped.after).remove)
+        self._params = {key: ref(param) for key, param in params.items()}
+        stack.callback(self._params.clear)
 
     def through(self, route: Route) -> Route:
         """Returns a route that scales the gradients of what another one returns."""
@@ -178,8 +182,9 @@ class LossScale:
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             if not self._failure.reason and self._params and self._reached(roots):
                 self.give_up("the loop uses a parameter, or an inner result of a model, outside the model")
-            for number, params in self._stepped.items():
-                if all(p.grad is None for p in params):
+            for number, alive in self._stepping.items():
+                optimizer = alive()
+                if optimizer is not None and all(p.grad is None for p in _params_of(optimizer)):
                     self._overflows[number].zero_()
             return backward(tensors, *args, **kwargs)
 
@@ -190,7 +195,9 @@ class LossScale:
         seen = set(ahead)
         while ahead:
             node = ahead.pop()
-            if id(getattr(node, "variable", None)) in self._params:
+            variable = getattr(node, "variable", None)
+            known = self._params.get(id(variable))
+            if known is not None and known() is variable:
                 return True
             entries = _metadata(node).get(OUTPUT)
             after = (
@@ -203,6 +210,11 @@ class LossScale:
                     seen.add(following)
                     ahead.append(following)
         return False
+
+
+def _params_of(optimizer: Any) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def _times(factor: Callable[[], float]) -> Hook:

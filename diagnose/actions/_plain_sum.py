@@ -26,6 +26,7 @@ class PlainSum:
         goes_back: Called as a pass begins.
 
     Attributes:
+        parameters: Those of the model that are trained.
         reason: Why it is no plain sum; empty as long as nothing speaks against it.
         seen: Passes of this step that left what the next one found.
     """
@@ -33,7 +34,7 @@ class PlainSum:
     def __init__(self, model: torch.nn.Module, goes_back: Callable[[], None]) -> None:
         self.reason = ""
         self.seen = 0
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._versions: list[int] = []
         self._left: list[tuple[int, int]] | None = None
         self._asked = False
@@ -45,7 +46,7 @@ class PlainSum:
         Args:
             first: Whether before the first pass of this step.
         """
-        versions = [p._version for p in self._parameters]
+        versions = [p._version for p in self.parameters]
         if first:
             self._versions, self.seen = versions, 0
         elif self._left is not None:
@@ -81,7 +82,7 @@ class PlainSum:
         self._left, self._asked = self._gradients(), False
 
     def _gradients(self) -> list[tuple[int, int]]:
-        gradients = [p.grad for p in self._parameters]
+        gradients = [p.grad for p in self.parameters]
         return [(0, 0) if each is None else (id(each), each._version) for each in gradients]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import finalize
 
+from diagnose.actions._gone import entered
 from diagnose.actions._watch import Watch
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job, Route
@@ -16,22 +18,26 @@ REPLAYED = "is a CUDA graph, which goes on with the kernels and the memory that 
 @contextmanager
 def routed(job: Job, model: Any, route: Route) -> Iterator[None]:
     """Lets the outermost training-mode calls of a model go through `route`, inside the routes it has."""
-    routes: list[Route] = []
+    key, routes = id(model), list[Route]()
+    gone = finalize(model, job.routes.pop, key, None)  # another model may get its number
+    gone.atexit = False
+    del model
     try:
-        routes = job.routes.setdefault(id(model), routes)
+        routes = job.routes.setdefault(key, routes)
         routes.append(route)
         yield
     finally:
+        gone.detach()
         routes[:] = [other for other in routes if other is not route]
-        if not routes and job.routes.get(id(model)) is routes:
-            del job.routes[id(model)]
+        if not routes and job.routes.get(key) is routes:
+            del job.routes[key]
 
 
 def routes_in_force(job: Job) -> dict[int, tuple[Route, ...]]:
     """Returns the routes of every model, for `Action.state`; one that only watches changes nothing."""
     found = {
         model: tuple(route for route in routes if not isinstance(route, Watch))
-        for model, routes in job.routes.items()
+        for model, routes in job.routes.copy().items()  # from which a model may go meanwhile
     }
     return {model: routes for model, routes in found.items() if routes}
 
@@ -59,8 +65,7 @@ def all_routed(job: Job, route_of: Callable[[Any], Route]) -> Iterator[None]:
         CannotApply: See `models_with_weights`.
     """
     with ExitStack() as stack:
-        for model in models_with_weights(job):
-            stack.enter_context(routed(job, model, route_of(model)))
+        entered(stack, (routed(job, each, route_of(each)) for each in models_with_weights(job)))
         yield
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch.optim import Optimizer, lr_scheduler
 
@@ -42,7 +42,7 @@ class Schedules:
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
         self.refused = ""
-        self._optimizers = optimizers
+        self._optimizers = list(map(ref, optimizers))
         self._calls: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
         self._inside = False
         self._rates: list[Any] = []
@@ -87,7 +87,8 @@ class Schedules:
             self._inside = False
 
     def _look(self, stepped: bool) -> None:
-        rates = [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
+        alive = [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+        rates = [group["lr"] for optimizer in alive for group in optimizer.param_groups]
         changed = len(rates) == len(self._rates) and any(
             rate is not before and bool(rate != before)
             for rate, before in zip(rates, self._rates, strict=True)
@@ -100,7 +101,8 @@ class Schedules:
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
             mine = getattr(schedule, "optimizer", None)
-            if self._inside or args or kwargs or not any(each is mine for each in self._optimizers):
+            known = mine is not None and any(each() is mine for each in self._optimizers)
+            if self._inside or args or kwargs or not known:
                 return original(schedule, *args, **kwargs)
             self._inside = True  # what it steps itself is a part of it
             try:

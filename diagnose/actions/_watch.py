@@ -131,9 +131,10 @@ def watched(job: Job) -> Iterator[None]:
         yield
     finally:
         for model, watch in watches.items():
-            job.routes[model].remove(watch)
-            if not job.routes[model]:
-                del job.routes[model]
+            routes = job.routes.get(model, [])  # none of a model that is gone
+            routes[:] = [other for other in routes if other is not watch]
+            if not routes:
+                job.routes.pop(model, None)
 
 
 def refuse_lasting_changes(call: Call | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 from torch import nn
 
@@ -52,6 +53,7 @@ class ActivationCheckpointing(Action):
     excludes = frozenset({"regional-compile", "oom-replay"})
     touches = "model"
     frees_memory = True
+    hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -73,11 +75,7 @@ class ActivationCheckpointing(Action):
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """Measures the blocks in one step beside the training, and chooses among them."""
-        chosen: list[nn.Module] = []
-        for model in models_with_weights(job):
-            costs = measure_blocks(job, model, blocks_of(model))
-            wanted = sum(cost.num_bytes for cost in costs) * (value or SHARES[0]) // 100
-            chosen += [cost.block for cost in cheapest(costs, wanted)]
+        chosen = [ref(block) for block in _chosen(job, value or SHARES[0])]
         if not chosen:
             raise CannotApply("the blocks keep nothing beyond their inputs")
         yield chosen
@@ -85,9 +83,7 @@ class ActivationCheckpointing(Action):
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
-        for block in prepared:
-            refuse_unfit(block, type(block).__name__)
-        with checkpointed(prepared):
+        with checkpointed(_fit(prepared)):
             yield
 
     def state(self, job: Job) -> Any:
@@ -97,6 +93,28 @@ class ActivationCheckpointing(Action):
             for index, model in enumerate(job.models)
             for name, module in model.named_modules()
         }
+
+
+def _chosen(job: Job, share: int) -> list[nn.Module]:
+    """Returns the blocks that free so many per cent of the activations in the least time."""
+    chosen: list[nn.Module] = []
+    for model in models_with_weights(job):
+        costs = measure_blocks(job, model, blocks_of(model))
+        wanted = sum(cost.num_bytes for cost in costs) * share // 100
+        chosen += [cost.block for cost in cheapest(costs, wanted)]
+    return chosen
+
+
+def _fit(blocks: Sequence[ref[nn.Module]]) -> list[nn.Module]:
+    """Returns those of the blocks that are still there.
+
+    Raises:
+        CannotApply: If one has come to be unfit.
+    """
+    alive = [block for each in blocks if (block := each()) is not None]
+    for block in alive:
+        refuse_unfit(block, type(block).__name__)
+    return alive
 
 
 def blocks_of_job(job: Job) -> list[nn.Module]:

@@ -43,6 +43,7 @@ class AutocastBf16(Action):
     order = 40
     excludes = frozenset({"autocast-fp16"})
     touches = "model"
+    hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""

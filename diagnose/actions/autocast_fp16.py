@@ -10,6 +10,7 @@ import torch
 
 from diagnose.actions._autocast import on_its_gpu, refuse_lower_precision, refuse_slower, under_autocast
 from diagnose.actions._careful import Careful, Failure
+from diagnose.actions._gone import entered
 from diagnose.actions._loss_scale import LossScale, refuse_hooked
 from diagnose.actions._routes import (
     models_with_weights,
@@ -50,6 +51,7 @@ class AutocastFp16(Action):
     order = 41
     excludes = frozenset({"autocast-bf16"})
     touches = "model"
+    hangs_on = ("models", "optimizers")
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -73,13 +75,14 @@ class AutocastFp16(Action):
         """See `Action.apply`."""
         failure, scale = prepared
         failure.refuse_again()
-        models = models_with_weights(job)
         route = scale.through(under_autocast(job.device, torch.float16))
+
+        def careful() -> Careful:
+            return Careful(route, failure, lambda: scale.give_up(failure.reason))
+
         with ExitStack() as stack:
-            stack.enter_context(scale.installed(models, list(job.optimizers)))
-            for model in models:
-                careful = Careful(route, failure, lambda: scale.give_up(failure.reason))
-                stack.enter_context(routed(job, model, careful))
+            stack.enter_context(scale.installed(models_with_weights(job), list(job.optimizers)))
+            entered(stack, (routed(job, each, careful()) for each in models_with_weights(job)))
             yield
 
     def state(self, job: Job) -> Any:

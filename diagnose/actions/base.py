@@ -53,6 +53,9 @@ class Action:
             `--apply` puts it there.
         frees_memory: Whether it is there to free memory, not to make steps faster: where the user names it,
             it stays unless steps take far longer.
+        hangs_on: Which objects of the job it is hung on: `models`, `optimizers`, or both. They are held
+            weakly (see `_gone`), and where all of a kind are gone nothing is left of it. Empty where it is
+            of the whole process, of loaders, or of other ranks, too.
     """
 
     safety: ClassVar[Safety]
@@ -68,6 +71,7 @@ class Action:
     unasked: ClassVar[bool] = False
     at_start: ClassVar[bool] = False
     frees_memory: ClassVar[bool] = False
+    hangs_on: ClassVar[tuple[str, ...]] = ()
 
     def check(self, job: Job) -> None:
         """Looks whether the action can be applied at all. Changes nothing.

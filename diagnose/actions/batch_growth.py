@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import ref
 
 from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from diagnose.actions._gone import entered
 from diagnose.actions._grown_batches import FEWEST_BATCHES, GrownBatches, refuse_unfit
 from diagnose.actions._learning_rate import Rate, refuse_without_rule
 from diagnose.actions._loader_choice import available_bytes
@@ -68,6 +70,7 @@ class BatchGrowth(Action):
     safety = Safety.TRAINING
     excludes = frozenset({"gradient-accumulation"})
     resizes = True
+    hangs_on = ("optimizers",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -121,8 +124,7 @@ class BatchGrowth(Action):
             schedules.step_ended(grown.parts(), job)
 
         with ExitStack() as stack:
-            for optimizer in job.optimizers:
-                stack.enter_context(_faster(optimizer, grown))
+            entered(stack, (_faster(each, grown) for each in job.optimizers))
             stack.enter_context(schedules.installed())
             stack.enter_context(grown.installed(size, job))
             stack.callback(_remove, job.on_step, ended)
@@ -150,10 +152,10 @@ class BatchGrowth(Action):
 @contextmanager
 def _faster(optimizer: Optimizer, grown: GrownBatches) -> Iterator[None]:
     """Lets an optimizer step as far as the batch is large while open."""
-    rate = Rate(optimizer)
+    rate, mine = Rate(optimizer), ref(optimizer)
 
     def before(stepping: Optimizer, *_: Any) -> None:
-        if stepping is optimizer:
+        if stepping is mine():
             rate.restore()  # the last step raised
             try:
                 rate.grow(max(1.0, grown.parts()))
@@ -165,6 +167,7 @@ def _faster(optimizer: Optimizer, grown: GrownBatches) -> Iterator[None]:
         stack.callback(rate.restore)
         stack.callback(optimizer.register_step_pre_hook(before).remove)
         stack.callback(optimizer.register_step_post_hook(lambda *_: rate.restore()).remove)
+        del optimizer
         yield
 
 

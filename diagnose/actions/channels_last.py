@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from diagnose.actions._careful import Careful, Failure
+from diagnose.actions._gone import entered
 from diagnose.actions._layout import (
     Conversion,
     image_to_channels_last,
@@ -77,6 +78,7 @@ class ChannelsLast(Action):
     safety = Safety.ROUNDING
     touches = "model"
     unasked = True
+    hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -101,17 +103,18 @@ class ChannelsLast(Action):
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         prepared.refuse_again()
-        conversion = Conversion(weights_to_convert(job), list(job.optimizers))
+        conversion = Conversion(weights_to_convert(job), job.optimizers)
+
+        def careful() -> Careful:
+            # The weights are converted for an evaluation, too, which wants its outputs as they were.
+            return Careful(through_channels_last, prepared, conversion.revert, everywhere=True)
+
         with ExitStack() as stack:
             stack.callback(conversion.revert)
             conversion.convert()
             stack.enter_context(safetensors_as_before())
-            for optimizer in job.optimizers:
-                stack.enter_context(conversion.checkpoints_as_before(optimizer))
-            for model in models_with_weights(job):
-                # The weights are converted for an evaluation, too, which wants its outputs as they were.
-                careful = Careful(through_channels_last, prepared, conversion.revert, everywhere=True)
-                stack.enter_context(routed(job, model, careful))
+            entered(stack, map(conversion.checkpoints_as_before, job.optimizers))
+            entered(stack, (routed(job, each, careful()) for each in models_with_weights(job)))
             yield
 
     def state(self, job: Job) -> Any:

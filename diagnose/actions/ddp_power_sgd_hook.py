@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from diagnose.actions._ddp import GradientHook, Reduce, in_float32, wrapped
 from diagnose.actions._ddp_low_rank import RANK, LowRank, is_worth_it
@@ -48,11 +49,11 @@ class DdpPowerSgdHook(GradientHook):
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`."""
-        yield {id(model): LowRank() for model in in_float32(job)}
+        yield WeakKeyDictionary({model: LowRank() for model in in_float32(job)})
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
         """See `GradientHook.reduce`."""
-        return InRounds("averaged_in_low_rank", prepared[id(model)].averaged)
+        return InRounds("averaged_in_low_rank", prepared.setdefault(model, LowRank()).averaged)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`: torch's own, which needs NCCL."""

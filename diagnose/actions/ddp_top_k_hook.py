@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -47,11 +48,11 @@ class DdpTopKHook(GradientHook):
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`."""
-        yield {id(model): Unsent() for model in in_float32(job)}
+        yield WeakKeyDictionary({model: Unsent() for model in in_float32(job)})
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
         """See `GradientHook.reduce`."""
-        return InRounds("averaged_largest", partial(averaged, prepared[id(model)]))
+        return InRounds("averaged_largest", partial(averaged, prepared.setdefault(model, Unsent())))
 
 
 def averaged(unsent: Unsent, group: Any, bucket: Any) -> Generator[list[Any], None, None]:

@@ -10,6 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from diagnose.actions._eight_bit_step import in_bytes, why_not
+from diagnose.actions._gone import entered
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -41,6 +42,7 @@ class EightBitStates(Action):
     order = 60
     excludes = frozenset({"fused-optimizer", "optimizer-in-backward", "autocast-fp16"})
     settle_steps = 2
+    hangs_on = ("optimizers",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -55,8 +57,7 @@ class EightBitStates(Action):
     def apply(self, job: Job, prepared: list[list[str]]) -> Iterator[None]:
         """See `Action.apply`."""
         with ExitStack() as stack:
-            for optimizer in _eligible(job):
-                prepared.append(stack.enter_context(in_bytes(optimizer)))
+            prepared += entered(stack, map(in_bytes, _eligible(job)))
             yield
 
     def why_not_stay(self, prepared: list[list[str]]) -> str:

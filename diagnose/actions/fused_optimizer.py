@@ -11,6 +11,7 @@ import torch
 from torch.optim import SGD, Optimizer
 
 from diagnose.actions._fused_step import CHECKED, implementation, is_fused, tensors_together, why_not
+from diagnose.actions._gone import entered
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -57,6 +58,7 @@ class FusedOptimizer(Action):
 
     safety = Safety.ROUNDING
     touches = "optimizer"
+    hangs_on = ("optimizers",)
     unasked = True
 
     def check(self, job: Job) -> None:
@@ -83,8 +85,7 @@ class FusedOptimizer(Action):
     def apply(self, job: Job, prepared: list[list[str]]) -> Iterator[None]:
         """See `Action.apply`."""
         with ExitStack() as stack:
-            for optimizer in _eligible(job):
-                prepared.append(stack.enter_context(implementation(optimizer)(optimizer)))
+            prepared += entered(stack, (implementation(each)(each) for each in _eligible(job)))
             yield
 
     def why_not_stay(self, prepared: list[list[str]]) -> str:

@@ -57,8 +57,8 @@ class GcFreeze(Action):
     the trial and in each confirmation, and the interval spans twice that to either side. In a script that
     makes most of its objects early they would have come less often later, so that it wins less.
 
-    Cycles among frozen objects that become garbage are not freed until it is undone. Finalizers of cycles
-    run at the end of a step rather than in the middle.
+    Cycles among frozen objects that become garbage are not freed until memory grows, as above, or it is
+    undone. Finalizers of cycles run at the end of a step rather than in the middle.
     """
 
     safety = Safety.EXACT
@@ -124,7 +124,11 @@ class _Collections:
         if not due and not self._has_grown():
             gc.collect(1)
             return
+        if not due:
+            gc.unfreeze()  # what takes the room may be garbage that was frozen, such as a model in a cycle
         found = gc.collect()
+        if not due:
+            gc.freeze()
         self._held = held_bytes()
         ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
         if ranks and not due:

@@ -57,6 +57,7 @@ class GradientAccumulation(Action):
     settle_steps = max(SIZES)
     window_steps = 2 * max(SIZES)
     period_steps = max(SIZES)
+    hangs_on = ("optimizers",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""

@@ -55,6 +55,7 @@ class MicroBatching(Action):
     order = 60
     excludes = frozenset({"oom-replay", "regional-compile"})
     touches = "model"
+    hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -72,9 +73,7 @@ class MicroBatching(Action):
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """Calls the model in pieces once, without gradients, to see whether their outputs fit together."""
-        for model in models_with_weights(job):
-            refuse_unsealed(job, model)
-            rehearse(job, model)
+        _rehearse_all(job)
         yield value or PIECES[0], Failure()
 
     @contextmanager
@@ -96,6 +95,12 @@ class MicroBatching(Action):
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
         return routes_in_force(job)
+
+
+def _rehearse_all(job: Job) -> None:
+    for model in models_with_weights(job):
+        refuse_unsealed(job, model)
+        rehearse(job, model)
 
 
 def rehearse(job: Job, model: Any) -> None:

@@ -43,6 +43,7 @@ class NoSync(Action):
     excludes = frozenset({"static-graph"})
     touches = "ranks"
     learning_steps = SAME_STEPS + 1
+    hangs_on = ("models", "optimizers")
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -69,6 +70,7 @@ class NoSync(Action):
             job.on_step.append(accumulation.stepped)
             job.on_iterator.append(accumulation.begins)
             stack.enter_context(routed(job, model, accumulation.route))
+            del model
             yield accumulation
 
     @contextmanager
@@ -79,8 +81,7 @@ class NoSync(Action):
         if not prepared.passes or prepared.unclear:
             raise NotYet("its last steps did not take the same number of passes")
         with ExitStack() as stack:
-            for optimizer in job.optimizers:
-                stack.callback(optimizer.register_step_pre_hook(prepared.average).remove)
+            _average_before_steps(job, prepared, stack)
             stack.callback(setattr, prepared, "leaves_out", False)
             prepared.leaves_out = True
             yield
@@ -108,6 +109,11 @@ class NoSync(Action):
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
         return {"advice": "with model.no_sync(): ...  # around all but the last batch of a step"}
+
+
+def _average_before_steps(job: Job, accumulation: Accumulation, stack: ExitStack) -> None:
+    for optimizer in job.optimizers:
+        stack.callback(optimizer.register_step_pre_hook(accumulation.average).remove)
 
 
 def _remove(calls: list[Any], own: Any) -> None:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -60,6 +61,7 @@ class OomReplay(Action):
     excludes = frozenset({"micro-batching", "regional-compile", "activation-checkpointing"})
     touches = "model"
     frees_memory = True
+    hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -73,16 +75,16 @@ class OomReplay(Action):
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """Finds out which models may be cut in pieces."""
-        for model in models_with_weights(job):
-            refuse_unsealed(job, model)
-        yield {id(model): _ladder(job, model) for model in models_with_weights(job)}
+        yield WeakKeyDictionary({model: _ladder(job, model) for model in models_with_weights(job)})
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
         """See `Action.apply`."""
 
         def route_of(model: nn.Module) -> Route:
             refuse_unfit(model)
-            return _route(prepared[id(model)])
+            if model not in prepared:
+                raise CannotApply("the loop calls another model than it did")
+            return _route(prepared[model])
 
         return all_routed(job, route_of)
 
@@ -104,6 +106,7 @@ Rung = tuple[str, int]
 
 
 def _ladder(job: Job, model: nn.Module) -> tuple[Rung, ...]:
+    refuse_unsealed(job, model)
     rungs: list[Rung] = [("whole", 1)]
     if blocks_of(model):
         rungs.append(("checkpointed", 1))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -14,6 +13,7 @@ from torch.optim import LBFGS, Optimizer
 
 from diagnose.actions._blame import raised_by_us
 from diagnose.actions._careful import in_short
+from diagnose.actions._gone import entered
 from diagnose.actions._memory import refuse_unless_short
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
@@ -52,6 +52,7 @@ class OptimizerInBackward(Action):
     excludes = frozenset({"fused-optimizer", "autocast-fp16"})
     settle_steps = WATCHED_STEPS + 1
     frees_memory = True
+    hangs_on = ("optimizers",)
 
     def __init__(self) -> None:
         self._unfit: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
@@ -63,6 +64,9 @@ class OptimizerInBackward(Action):
             raise CannotApply("no optimizer has stepped")
         if any(isinstance(model, DistributedDataParallel) for model in job.models):
             raise CannotApply("under DDP a gradient is complete only when the ranks have exchanged it")
+        self._refuse_unfit(job)
+
+    def _refuse_unfit(self, job: Job) -> None:
         for optimizer in job.optimizers:
             refuse_unfit(optimizer)
             if optimizer in self._unfit:
@@ -71,14 +75,10 @@ class OptimizerInBackward(Action):
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
-        for optimizer in job.optimizers:
-            refuse_unfit(optimizer)
-            if optimizer in self._unfit:
-                raise CannotApply(self._unfit[optimizer])
+        self._refuse_unfit(job)
         with ExitStack() as stack:
-            for optimizer in job.optimizers:
-                early = EarlySteps(optimizer, partial(self._unfit.__setitem__, optimizer))
-                stack.enter_context(early.installed())
+            tell = self._unfit.__setitem__
+            entered(stack, (EarlySteps(each, tell).installed(each) for each in job.optimizers))
             yield
 
     def state(self, job: Job) -> Any:
@@ -106,6 +106,13 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def _settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
 def _largest(gradient: torch.Tensor) -> torch.Tensor:
     """Returns the size of the largest element: exact, in whatever order it is looked for."""
     values = gradient.detach()
@@ -118,11 +125,11 @@ class EarlySteps:
 
     Args:
         optimizer: The optimizer.
-        unfit: Told why it stays as it is, if it does.
+        unfit: Told of it, and why it stays as it is, if it does.
     """
 
-    def __init__(self, optimizer: Optimizer, unfit: Callable[[str], None]) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Optimizer, unfit: Callable[[Optimizer, str], None]) -> None:
+        self._alive = ref(optimizer)  # whose hooks hold this, as do those of its parameters
         self._unfit = unfit
         self._watched = 0
         self._out = False
@@ -131,17 +138,19 @@ class EarlySteps:
         self._step = getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self, optimizer: Optimizer) -> Iterator[None]:
         """Hangs on the parameters and the optimizer while open."""
-        handles: list[Any] = [self._optimizer.register_step_pre_hook(self._before_step)]
-        for parameter in _parameters(self._optimizer):
-            if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_is_there))
-        try:
+        with ExitStack() as stack:
+            self._hang_on(optimizer, stack)
+            del optimizer
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+    def _hang_on(self, optimizer: Optimizer, stack: ExitStack) -> None:
+        stack.callback(optimizer.register_step_pre_hook(self._before_step).remove)
+        for parameter in _parameters(optimizer):
+            if parameter.requires_grad:
+                handle = parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
+                stack.callback(handle.remove)
 
     def _gradient_is_there(self, parameter: torch.Tensor) -> None:
         try:
@@ -152,14 +161,15 @@ class EarlySteps:
             self._stay_out(f"it failed in use: {in_short(error)}")
 
     def _use(self, parameter: torch.Tensor) -> None:
-        if self._out or parameter.grad is None:
+        optimizer = self._alive()
+        if self._out or optimizer is None or parameter.grad is None:
             return
         if self._watched >= WATCHED_STEPS:
-            self._update(parameter)
+            self._update(optimizer, parameter)
             return
         if id(parameter) in self._arrived:
             self._stay_out("gradients of several backward passes are added up")
-        self._settings = self._settings or self._settings_now()
+        self._settings = self._settings or _settings_of(optimizer)
         gradient = parameter.grad
         self._arrived[id(parameter)] = (id(gradient), gradient._version, _largest(gradient))
 
@@ -180,7 +190,7 @@ class EarlySteps:
             self._stay_out("gradients are changed between the backward pass and the step, as by clipping")
         if len(args) > 1 or kwargs:
             self._stay_out("the step computes its loss itself")
-        if self._settings is not None and self._settings != self._settings_now():
+        if self._settings is not None and self._settings != _settings_of(optimizer):
             self._stay_out("the settings are changed between the backward pass and the step")
         self._arrived.clear()
         self._settings = None
@@ -198,21 +208,16 @@ class EarlySteps:
         return torch.allclose(_largest(gradient), known[2], rtol=0, atol=0, equal_nan=True)
 
     def _stay_out(self, reason: str) -> None:
-        if not self._out:
+        optimizer = self._alive()
+        if not self._out and optimizer is not None:
             self._out = True
-            self._unfit(reason)
+            self._unfit(optimizer, reason)
 
-    def _settings_now(self) -> list[dict[str, Any]]:
-        return [
-            {name: value for name, value in group.items() if name != "params"}
-            for group in self._optimizer.param_groups
-        ]
-
-    def _update(self, parameter: torch.Tensor) -> None:
+    def _update(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
         """Lets the optimizer's own code see one parameter only."""
-        group = next(g for g in self._optimizer.param_groups if any(p is parameter for p in g["params"]))
-        single: Any = object.__new__(type(self._optimizer))
-        vars(single).update(vars(self._optimizer))  # the state is the optimizer's own
+        group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+        single: Any = object.__new__(type(optimizer))
+        vars(single).update(vars(optimizer))  # the state is the optimizer's own
         single.param_groups = [{**group, "params": [parameter]}]
         with torch.no_grad():
             self._step(single)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from diagnose.actions._blocks import blocks
-from diagnose.actions._compiled import GRAPHS_OF_A_KIND, Compiler, going_back_twice
+from diagnose.actions._compiled import GRAPHS_OF_A_KIND, Compiler, Slot, going_back_twice
 from diagnose.actions._module_hooks import hooks_of
 from diagnose.actions._routes import refuse_compiled
 from diagnose.actions.base import Action, CannotApply
@@ -53,6 +53,7 @@ class RegionalCompile(Action):
     order = 70
     settle_steps = 3
     touches = "model"
+    hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -77,9 +78,7 @@ class RegionalCompile(Action):
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Compiler]:
         """See `Action.prepare`. Yields what knows how long compiling took (`seconds`, `num_graphs`)."""
-        compiler = Compiler()
-        for same in blocks(job).values():
-            compiler.add(same)
+        compiler = Compiler(blocks(job).values())
         with going_back_twice():
             yield compiler
 
@@ -88,15 +87,10 @@ class RegionalCompile(Action):
         """See `Action.apply`."""
         prepared.failure.refuse_again()
         try:
-            for slot in prepared.slots:
-                if vars(slot.block).get(SLOT) is not None:
-                    raise CannotApply(f"{type(slot.block).__name__} has been compiled in the meantime")
-                setattr(slot.block, SLOT, slot)
+            _fill(prepared.slots)
             yield
         finally:
-            for slot in prepared.slots:
-                if vars(slot.block).get(SLOT) is slot:
-                    delattr(slot.block, SLOT)
+            _clear(prepared.slots)
 
     def why_not_stay(self, prepared: Any) -> str:
         """See `Action.why_not_stay`."""
@@ -113,6 +107,22 @@ class RegionalCompile(Action):
         """See `Action.state`."""
         modules = (module for model in job.models for module in model.modules())
         return {id(module): slot for module in modules if (slot := vars(module).get(SLOT)) is not None}
+
+
+def _fill(slots: Iterable[Slot]) -> None:
+    for slot in slots:
+        block = slot.block
+        if block is not None and vars(block).get(SLOT) is not None:
+            raise CannotApply(f"{type(block).__name__} has been compiled in the meantime")
+        if block is not None:
+            setattr(block, SLOT, slot)
+
+
+def _clear(slots: Iterable[Slot]) -> None:
+    for slot in slots:
+        block = slot.block
+        if block is not None and vars(block).get(SLOT) is slot:
+            delattr(block, SLOT)
 
 
 def refuse_without_compiler(device: str) -> None:

@@ -46,6 +46,7 @@ class SaveOnCpu(Action):
     excludes = frozenset({"regional-compile"})
     touches = "model"
     frees_memory = True
+    hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -56,7 +57,7 @@ class SaveOnCpu(Action):
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
         """See `Action.apply`."""
-        return all_routed(job, saving_route)
+        return all_routed(job, lambda model: saving_route())
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
@@ -66,11 +67,11 @@ class SaveOnCpu(Action):
 Saved = tuple[torch.Tensor, "torch.device | None"]
 
 
-def saving_route(model: nn.Module, at_least_bytes: int = SMALL_BYTES) -> Any:
-    """Returns the route that saves a model's larger activations on the host."""
+def saving_route(at_least_bytes: int = SMALL_BYTES) -> Any:
+    """Returns a route that saves a model's larger activations on the host."""
 
     def route(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        staying = {_pointer(tensor) for tensor in _own(model)}
+        staying = {_pointer(tensor) for tensor in _own(args[0])}
         moved: dict[tuple[Any, ...], tuple[StorageWeakRef, torch.Tensor]] = {}
 
         def pack(tensor: torch.Tensor) -> Saved:

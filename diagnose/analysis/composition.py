@@ -25,7 +25,7 @@ from diagnose.analysis.imbalance import imbalance_of
 from diagnose.analysis.late_bins import bin_width, late_ranks
 from diagnose.analysis.lateness import lateness
 from diagnose.analysis.lines import source_lines, worker_lines
-from diagnose.analysis.loaders import loaders_of
+from diagnose.analysis.loaders import evaluating_of, loaders_of
 from diagnose.analysis.loading import input_stats
 from diagnose.analysis.opening import with_reading
 from diagnose.analysis.own_loading import with_own_loading
@@ -204,6 +204,7 @@ def composed(
                 ),
             ),
             loaders=loaders_of(main, sources),
+            evaluating=evaluating_of(main, warmup, sources),
             pipeline=with_idleness(program.pipeline, ranks),
             imbalance=imbalance_of(across, numbered),
             meetings=meetings,

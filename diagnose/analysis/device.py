@@ -19,13 +19,7 @@ PER_CLOCK = 2
 HELD_DOWN = ("SwPowerCap", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "HwSlowdown")
 """What throttles: power and heat. An idle device, or clocks that somebody has set, are none of it."""
 
-SETTINGS = (
-    "name",
-    "total_bytes",
-    "tf32",
-    "cudnn_tf32",
-    "expandable_segments",
-)
+SETTINGS = ("name", "total_bytes", "tf32", "cudnn_tf32", "expandable_segments")
 
 Figures = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.core.ledger import COUNTS, DEVICE_COLUMNS, HOOKED, SLOT_OF, SLOTS
+from diagnose.core.ledger import COUNTS, DATA_WAIT, DEVICE_COLUMNS, GC, HOOKED, SLOTS
 from diagnose.core.phases import Phase
 from diagnose.store.reader import RankLog
 
@@ -20,7 +20,7 @@ CERTAIN = 0.02
 """Of the step: where what was idle for certain and what was so at most are no further apart, the idleness
 is known."""
 
-LAUNCH_NOTHING = tuple(SLOT_OF[phase] for phase in ("data_wait", "gc"))
+LAUNCH_NOTHING = (DATA_WAIT, GC)
 """Slots in which the device gets no work of the training thread's."""
 
 BY_DEVICE = "by_device_clock"

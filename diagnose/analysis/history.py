@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from diagnose.analysis.late_bins import bin_width
 from diagnose.analysis.readings import readings_of
 from diagnose.core.history import LOSS, History, LateRanks, Loss
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED, SLOTS
@@ -20,7 +21,7 @@ MAX_BINS = 256
 
 
 def history_of(
-    log: RankLog, gap_parts: Mapping[int, Mapping[Phase, float]], late: LateRanks | None = None
+    log: RankLog, gap_parts: Mapping[int, Mapping[Phase, float]], late: LateRanks | None
 ) -> History:
     """Sums all steps up in at most `MAX_BINS` bins, and takes what else can be drawn of the run.
 
@@ -30,9 +31,7 @@ def history_of(
         late: How the ranks differ.
     """
     num_steps = len(log.steps)
-    width = 1
-    while num_steps > width * MAX_BINS:
-        width *= 2
+    width = bin_width(num_steps, MAX_BINS)
     firsts = np.arange(0, num_steps, width)
     if not len(firsts):
         return History()

@@ -18,10 +18,10 @@ MAX_BINS = 64
 """Columns of a map of ranks: with as many rows more are neither seen nor kept for a thousand ranks."""
 
 
-def bin_width(num_steps: int) -> int:
-    """Returns how many measured steps are one bin, a power of two."""
+def bin_width(num_steps: int, most: int = MAX_BINS) -> int:
+    """Returns how many steps are one bin, a power of two, if there are to be so many bins at most."""
     width = 1
-    while num_steps > width * MAX_BINS:
+    while num_steps > width * most:
         width *= 2
     return width
 

@@ -13,12 +13,13 @@ import numpy.typing as npt
 from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.gaps import measured_samples, placed_samples
 from diagnose.analysis.long_steps import LongSteps
-from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
+from diagnose.core.ledger import COMMUNICATION, COUNTS, FIRST_GAP, FORWARD, HOOKED
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
 from diagnose.source.blocks import lines_beside
 from diagnose.source.function_names import PURPOSES
 from diagnose.source.idioms import Idioms
+from diagnose.source.names import words
 from diagnose.source.places import Places
 from diagnose.source.purposes import (
     CHAIN,
@@ -37,7 +38,6 @@ from diagnose.source.results import Results
 from diagnose.source.roles import Roles
 from diagnose.source.sites import schedules_of
 from diagnose.source.sources import Sources
-from diagnose.source.statements import words
 from diagnose.store.reader import Frame, RankLog
 
 MIN_SHARE = 0.001
@@ -52,8 +52,6 @@ NO_HELPER = ("", "")
 
 TRAINED = (Phase.BACKWARD, Phase.OPTIMIZER)
 """A line in which a package does both leaves training to it."""
-
-FORWARD, COMMUNICATION = SLOT_OF["forward"], SLOT_OF["communication"]
 
 REPORTS = re.compile(r"\bprint\(|\badd_\w+\(|\b(log(ging|ger)?|wandb|mlflow)\.\w+\(", re.IGNORECASE)
 """Logs, rather than writes a file."""
@@ -148,33 +146,36 @@ def source_lines(
     def share(slot: int, weight_ns: float) -> float:
         return float(slot_ns[slot]) * weight_ns / sampled[slot] / total_ns
 
-    return _ranked(
-        SourceLine(
+    def whole(by_slot: Mapping[int, float]) -> float:
+        return sum(share(slot, ns) for slot, ns in by_slot.items())
+
+    def line_of(key: LineKey) -> SourceLine:
+        phase, frame = key
+        file, line, function = frame
+        by_slot, model_ns = weights[key], models.get(frame)
+        purpose = of_helper.get(helper_of.get(key, NO_HELPER), "")
+        idiom = max(found := purposes[key], key=found.__getitem__)
+        return SourceLine(
             phase=phase,
             file=file,
             line=line,
             function=function,
-            trains=(file, line, function) in trainers,
-            share=sum(share(slot, ns) for slot, ns in by_slot.items()),
-            between=sum(share(slot, ns) for slot, ns in by_slot.items() if slot >= FIRST_GAP),
-            model_share=share(FORWARD, ns) if (ns := models.get((file, line, function))) else 0.0,
-            acting=sum(share(slot, ns) for slot, ns in acting[phase, (file, line, function)].items()),
-            irregular=sum(share(slot, ns) for slot, ns in irregular[phase, (file, line, function)].items()),
-            for_loss=sum(share(slot, ns) for slot, ns in for_loss[phase, (file, line, function)].items()),
+            trains=frame in trainers,
+            share=whole(by_slot),
+            between=whole({slot: ns for slot, ns in by_slot.items() if slot >= FIRST_GAP}),
+            model_share=share(FORWARD, model_ns) if model_ns else 0.0,
+            acting=whole(acting[key]),
+            irregular=whole(irregular[key]),
+            for_loss=whole(for_loss[key]),
             num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
             text=sources.line(file, line),
-            via=_heaviest(libraries[phase, (file, line, function)]),
-            every=every[phase, (file, line, function)],
+            via=_heaviest(libraries[key]),
+            every=every[key],
             num_operations=idioms.operations(file, line) if phase is Phase.OPTIMIZER else 0,
-            idiom=()
-            if (file, line, function) in trainers
-            else _as_part(
-                of_helper.get(helper_of.get((phase, (file, line, function)), NO_HELPER), ""),
-                max(found := purposes[phase, (file, line, function)], key=found.__getitem__),
-            ),
+            idiom=() if frame in trainers else _as_part(purpose, idiom),
         )
-        for (phase, (file, line, function)), by_slot in weights.items()
-    )
+
+    return _ranked(map(line_of, weights))
 
 
 def _says_how(idiom: Sequence[str], *, waits: bool) -> bool:

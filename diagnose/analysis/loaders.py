@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
 from diagnose.analysis.spans import whole_steps
-from diagnose.core.program import Loader
+from diagnose.core.program import Evaluating, Loader
+from diagnose.core.workers import NOT_TRAINING
 from diagnose.source.calls import call_at
 from diagnose.source.sources import Sources
 from diagnose.store.reader import RankLog
@@ -30,17 +32,39 @@ def loaders_of(log: RankLog, sources: Sources) -> tuple[Loader, ...]:
         log: One rank's records.
         sources: Where the text of the call that made each is read.
     """
-    facts = [facts_of(log)[index] for index in order_of(log)]
-    known = set(Loader.__dataclass_fields__)
     moved = bool(log.meta.get("facts", {}).get("batches_on_device"))
     return tuple(
-        Loader(
-            **{name: value for name, value in fact.items() if name in known},
-            moves_batches=moved and not fact.get("num_workers"),
-            construct_ns=fact.get("total_construct_ns", 0) / max(1, fact.get("epochs", 0)),
-            call=call_at(sources, fact.get("file", ""), fact.get("line", 0), "DataLoader"),
-        )
-        for fact in facts
+        replace(_loader(fact, sources), moves_batches=moved and not fact.get("num_workers"))
+        for fact in (facts_of(log)[index] for index in order_of(log))
+    )
+
+
+def evaluating_of(log: RankLog, warmup: int, sources: Sources) -> tuple[Evaluating, ...]:
+    """Reads the loaders whose workers were started to evaluate, the one first that this took most.
+
+    Args:
+        log: One rank's records.
+        warmup: Leading steps to leave out.
+        sources: Where the text of the call that made each is read.
+    """
+    reports = [report for report in log.workers if report.get("loader") == NOT_TRAINING]
+    batches = sum(report["batches"] for report in reports)
+    made_ns = sum(report["fetch_ns"] + report["collate_ns"] for report in reports) / max(1, batches)
+    found = []
+    for fact in log.meta.get("facts", {}).get("evaluating", ()) if batches else ():
+        end = fact["starts_end"] or len(log.steps)
+        took_ns = [took_ns for step, _, took_ns in fact["starts"] if warmup <= step < end]
+        start_ns = sum(max(0.0, ns - made_ns) for ns in took_ns) / max(1, end - warmup)
+        found.append(Evaluating(loader=_loader(fact, sources), starts=len(took_ns), start_ns=start_ns))
+    return tuple(sorted(found, key=lambda each: -each.start_ns))
+
+
+def _loader(fact: Mapping[str, Any], sources: Sources) -> Loader:
+    known = set(Loader.__dataclass_fields__)
+    return Loader(
+        **{name: value for name, value in fact.items() if name in known},
+        construct_ns=fact.get("total_construct_ns", 0) / max(1, fact.get("epochs", 0)),
+        call=call_at(sources, fact.get("file", ""), fact.get("line", 0), "DataLoader"),
     )
 
 

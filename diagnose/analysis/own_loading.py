@@ -9,16 +9,15 @@ from dataclasses import replace
 
 from diagnose.analysis.gaps import measured_samples
 from diagnose.analysis.loaders import facts_of, order_of
-from diagnose.analysis.opening import MIN_SAMPLED_NS
+from diagnose.analysis.opening import MIN_SAMPLED_NS, With
 from diagnose.analysis.workers import sightings
 from diagnose.core.input import InputStats, OwnLoading
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import DATA_WAIT
+from diagnose.source.calling import callee
 from diagnose.source.files import aliases_of, opens_to_write, origin, queries_of, writes_table
+from diagnose.source.names import words
 from diagnose.source.sources import Sources
-from diagnose.source.statements import callee, words
 from diagnose.store.reader import Frame, RankLog
-
-DATA_WAIT = SLOT_OF["data_wait"]
 
 READERS = """
     execute extractfile fetchall fetchmany fetchone
@@ -50,8 +49,6 @@ ARCHIVES = ("TarFile", "ZipFile")
 
 DECODES = "Image"
 """What is opened by this module is a picture, and taking it apart is most of the work."""
-
-With = ast.With | ast.AsyncWith
 
 
 def with_own_loading(stats: InputStats, log: RankLog, warmup: int, sources: Sources) -> InputStats:

@@ -177,11 +177,9 @@ def load_job_series(run: Path, profile: Profile) -> StepSeries:
     series = load_series(run)
     whole = profile.throughput.samples_per_s
     own = NS_PER_S * float(series.samples.sum()) / max(1.0, float(series.step_time_ns.sum()))
-    return (
-        replace(series, samples=series.samples.astype(np.float64) * (whole / own))
-        if whole and own
-        else series
-    )
+    if not whole or not own:
+        return series
+    return replace(series, samples=series.samples.astype(np.float64) * (whole / own))
 
 
 def first_log(run: Path, rank: int | None = None) -> RankLog | None:

@@ -13,7 +13,7 @@ from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.spans import rank_of, whole_steps
 from diagnose.core.graph import Compiler, Dropped, Graph, GraphBreak, Work
 from diagnose.core.ledger import COLUMNS
-from diagnose.core.parallel import Averaging, Ddp, Fsdp, Pipeline
+from diagnose.core.parallel import MODEL_SHARE, Averaging, Ddp, Fsdp, Pipeline
 from diagnose.core.program import Calls, Loader, Memory, Model, Optimizer, Program
 from diagnose.source.calls import call_at
 from diagnose.source.sources import Sources
@@ -24,6 +24,9 @@ FIRST_TIMED = 4
 
 MIN_READINGS = 12
 """Fewer readings of the memory, two a second, do not make a slope."""
+
+MOST_OF_SHARD = 0.75
+"""Part of what is trained that an optimizer has where it has a shard of it: of two ranks, half."""
 
 WAITED_IN_FSDP = {"gather_ns": "gathered_ns", "regather_ns": "regathered_ns", "scatter_ns": "scattered_ns"}
 """Means of a step, and the sums of all steps that they are made of."""
@@ -47,10 +50,10 @@ def program_of(log: RankLog, warmup: int, sources: Sources) -> Program:
         for fact in facts.get("optimizers", ())
     ]
     return Program(
-        loaders=tuple(_made(Loader, facts.get("loaders", ()))),
-        optimizers=tuple(_made(Optimizer, optimizers)),
-        models=tuple(_made(Model, facts.get("models", ()))),
-        calls=next(_made(Calls, _one(facts.get("calls"))), None),
+        loaders=tuple(made(Loader, facts.get("loaders", ()))),
+        optimizers=tuple(made(Optimizer, optimizers)),
+        models=tuple(made(Model, facts.get("models", ()))),
+        calls=next(made(Calls, _one(facts.get("calls"))), None),
         graph=next(_with_works(Graph, facts.get("graph")), None),
         dropped=next(_with_works(Dropped, facts.get("dropped")), None),
         compiler=next(map(_compiler, _one(facts.get("compiler"))), None),
@@ -67,7 +70,7 @@ def ddp_of(log: RankLog) -> Ddp | None:
     if not fact:
         return None
     own = {"rank": rank_of(log), "passes_per_step": _passes(log)}
-    ddp: Ddp = next(_made(Ddp, [{**_ddp(fact), **own}]))
+    ddp: Ddp = next(made(Ddp, [{**_ddp(fact), **own}]))
     return ddp
 
 
@@ -92,7 +95,7 @@ def fsdp_of(log: RankLog) -> Fsdp | None:
         for ours, total in WAITED_IN_FSDP.items()
         if total in fact and fact.get("on_cpu")
     }
-    fsdp: Fsdp = next(_made(Fsdp, [{**fact, **means}]))
+    fsdp: Fsdp = next(made(Fsdp, [{**fact, **means}]))
     return fsdp
 
 
@@ -102,7 +105,7 @@ def pipeline_of(log: RankLog, sources: Sources) -> Pipeline | None:
     if not fact:
         return None
     call = call_at(sources, fact["file"], fact["line"], fact["kind"])
-    pipeline: Pipeline = next(_made(Pipeline, [{**fact, "call": call}]))
+    pipeline: Pipeline = next(made(Pipeline, [{**fact, "call": call}]))
     return pipeline
 
 
@@ -126,10 +129,11 @@ def among_all_ns(log: RankLog) -> float:
 def averaged_ns(log: RankLog) -> float | None:
     """Returns nanoseconds per step in which a rank's loop added up tensors over the ranks itself, between a
     backward pass and the optimizer's step; where its gradients are added up inside of one, in these alone.
-    Otherwise as `exchanged_ns`."""
+    What it hands on of the parameters that each rank's optimizer updates is a part of it. Otherwise as
+    `exchanged_ns`."""
     inside = _averages_inside(log)
     if inside is None:
-        return _waited_ns(log, "averaging", 0)
+        return _waited_ns(log, "averaging", _handing_on_ns(log))
     return None if log.meta.get(BY_DEVICE) else inside["waited_ns"] / max(1, whole_steps(log))
 
 
@@ -163,11 +167,28 @@ def _averages_inside(log: RankLog) -> Mapping[str, Any] | None:
     return None if between is not None and between.is_of_gradients else fact
 
 
+def _handing_on_ns(log: RankLog) -> int:
+    """Returns nanoseconds in which a rank hands on what its optimizers have updated: where they have a part
+    of the parameters only, and as much is handed on as is trained, or nearly."""
+    facts = _facts(log)
+    fact, optimizers = facts.get("handed_on"), facts.get("optimizers", ())
+    if not fact or fact["elements"] < MODEL_SHARE * fact["trained"] * whole_steps(log):
+        return 0
+    has = {name: sum(each[name] for each in optimizers) for name in ("num_elements", "num_tensors")}
+    is_shard = has["num_elements"] <= MOST_OF_SHARD * fact["trained"]
+    if not is_shard and has["num_tensors"] > MOST_OF_SHARD * fact["trained_tensors"]:
+        return 0
+    waited_ns: int = fact["waited_ns"]
+    return waited_ns
+
+
 def _averaging(log: RankLog, fact: Mapping[str, Any] | None, *, inside: bool = False) -> Averaging | None:
     steps = whole_steps(log)
     elements = sum(each.get("num_elements", 0) for each in _facts(log).get("optimizers", ()))
     if not fact or not elements or not steps:
         return None
+    # An optimizer may have a part of what is trained, and the others' ranks the rest.
+    elements = max(elements, min(fact.get("trained", 0), fact["elements"] / max(1, fact["passes"])))
     return Averaging(
         passes=fact["passes"] / steps,
         times=fact["elements"] / (elements * steps),
@@ -236,7 +257,7 @@ def _one(fact: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 def _with_works(kind: Any, fact: Mapping[str, Any] | None) -> Any:
     """Makes a noun of a fact that has works in it; none where there is no fact."""
-    return _made(
+    return made(
         kind,
         [
             {**each, **{name: Work(**value) for name, value in each.items() if _is_work(value)}}
@@ -250,23 +271,14 @@ def _is_work(value: Any) -> bool:
 
 
 def _compiler(fact: Mapping[str, Any]) -> Compiler:
-    breaks = tuple(_made(GraphBreak, fact.get("breaks", ())))
-    skipped = tuple(_made(GraphBreak, fact.get("skipped", ())))
-    (compiler,) = _made(Compiler, [{**fact, "breaks": breaks, "skipped": skipped}])
-    assert isinstance(compiler, Compiler)
+    places = {name: tuple(made(GraphBreak, fact.get(name, ()))) for name in ("breaks", "skipped")}
+    compiler: Compiler = next(made(Compiler, [{**fact, **places}]))
     return compiler
 
 
-def _made(kind: Any, facts: Iterable[Mapping[str, Any]]) -> Any:
+def made(kind: Any, facts: Iterable[Mapping[str, Any]]) -> Any:
     """Makes nouns of facts; what a newer version wrote and this one does not know is left out."""
-    known = set(kind.__dataclass_fields__)
-    return (
-        kind(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in fact.items()
-                if name in known
-            }
-        )
-        for fact in facts
-    )
+    known = kind.__dataclass_fields__
+    for fact in facts:
+        told = {name: value for name, value in fact.items() if name in known}
+        yield kind(**{n: tuple(value) if isinstance(value, list) else value for n, value in told.items()})

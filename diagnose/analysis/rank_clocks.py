@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.analysis.late_bins import bin_width
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.parallel import ClockOffset
 
@@ -37,9 +38,7 @@ def kept(meetings: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> dict[
     """
     if not len(meetings) or not len(steps):
         return {}
-    stride = 1
-    while len(steps) > MAX_KEPT * stride:
-        stride *= 2
+    stride = bin_width(len(steps), MAX_KEPT)
     last = np.searchsorted(meetings[:, 0], steps[:, END], side="right") - 1
     met = np.flatnonzero(np.diff(last, prepend=-1) > 0)
     return {int(step): int(meetings[last[step], 1]) for step in met if step % stride == 0}

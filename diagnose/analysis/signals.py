@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from diagnose.analysis.program import made
 from diagnose.core.host import HostStats, PythonThread
 from diagnose.core.settings import Settings
 from diagnose.core.units import NS_PER_S
@@ -97,13 +98,5 @@ def python_threads(readings: Sequence[Mapping[str, Any]], wall_ns: int) -> tuple
 
 def settings_of(log: RankLog) -> Settings:
     """Reads how the process was set up."""
-    facts = log.meta.get("facts", {}).get("settings", {})
-    (settings,) = _made(Settings, [{**facts, "recorded": tuple(facts.get("recorded", ()))}])
-    assert isinstance(settings, Settings)
+    settings: Settings = next(made(Settings, [log.meta.get("facts", {}).get("settings", {})]))
     return settings
-
-
-def _made(kind: Any, facts: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
-    """Makes nouns of facts; what a newer version wrote and this one does not know is left out."""
-    known = set(kind.__dataclass_fields__)
-    return (kind(**{name: value for name, value in fact.items() if name in known}) for fact in facts)

@@ -59,9 +59,9 @@ def moved_meta(log: RankLog, moved: Callable[[int], int | None]) -> dict[str, An
     """
     meta = {**log.meta, WHOLE_STEPS: whole_steps(log)}
     facts = meta.get("facts", {})
-    if "loaders" in facts:
+    for name in facts.keys() & {"loaders", "evaluating"}:
         loaders = []
-        for fact in facts["loaders"]:
+        for fact in facts[name]:
             starts = [[*map(moved, start[:2]), *start[2:]] for start in fact.get("starts", ())]
             within = [start for start in starts if None not in start[:2]]
             untold = fact.get("starts_end")  # the first step of the part from which on none is known
@@ -70,7 +70,7 @@ def moved_meta(log: RankLog, moved: Callable[[int], int | None]) -> dict[str, An
                 untold = next((step for step in later if step is not None), None)
             known = {"starts": within, "starts_end": untold} if "starts" in fact else {}
             loaders.append({**fact, **known})
-        meta["facts"] = {**facts, "loaders": loaders}
+        meta["facts"] = {**meta["facts"], name: loaders}
     return meta
 
 

@@ -15,6 +15,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
 from diagnose.source.idioms import is_training
 from diagnose.source.purposes import PYTHON_LOOP, WAIT
+from diagnose.source.tensor_values import TENSOR_PACKAGES
 from diagnose.store.reader import Frame, RankLog
 
 STANDS = 0.8
@@ -52,9 +53,9 @@ def with_waits(lines: Iterable[SourceLine], log: RankLog, host: HostStats) -> li
     # A device makes lines wait by itself: for what was asked of it.
     if log.meta.get("device", "cpu") != "cpu" or host.runnable_share is None:
         return known
-    held = sum(thread.cpus for thread in host.python_threads)
     if host.runnable_share > MAX_RUNNABLE:
         return known
+    held = sum(thread.cpus for thread in host.python_threads)
     reads = host.read_bytes_per_s is None or host.read_bytes_per_s > MAX_READ_BYTES_PER_S
     phases = (Phase.OTHER,) if reads else (Phase.OTHER, Phase.DATA_WAIT)
     return [
@@ -70,8 +71,8 @@ def _waits(line: SourceLine, held: float) -> bool:
         line: It.
         held: CPUs that other Python threads of the process use.
     """
-    of_torch = not line.via or line.via.startswith("torch/")
-    if line.phase is Phase.DATA_WAIT and line.share < LEAST_OF_A_BATCH and of_torch:
+    of_tensors = not line.via or TENSOR_PACKAGES.match(line.via) is not None
+    if line.phase is Phase.DATA_WAIT and line.share < LEAST_OF_A_BATCH and of_tensors:
         return False
     own = line.between > line.share / 2 and not line.trains and not is_training(line.via)
     off_cpu = line.off_cpu or 0.0

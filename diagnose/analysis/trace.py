@@ -13,15 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.analysis.intervals import (
-    NOTHING,
-    Instants,
-    both,
-    holds,
-    length_ns,
-    union,
-    without,
-)
+from diagnose.analysis.intervals import NOTHING, Instants, both, holds, length_ns, union, without
 from diagnose.analysis.trace_classes import (
     IN_OPTIMIZER,
     changes_layout,

@@ -1,7 +1,8 @@
 """How much of the workers' time passes in transforms: what is done to a sample once it has been read.
 
 By the convention of datasets a transform is an object that is called with a sample, or goes by such a name:
-`self.transform(image)`.
+`self.transform(image)`. So is what a data set gives a sample in place of itself, whatever it is called:
+`image = self.shade(image)`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import replace
 from diagnose.analysis.loaders import facts_of
 from diagnose.analysis.opening import MIN_SAMPLED_NS
 from diagnose.core.input import InputStats
+from diagnose.source.batch_work import GETS, UNPACKS
 from diagnose.source.batch_work import READS as READING
+from diagnose.source.names import words
 from diagnose.source.sources import Sources
-from diagnose.source.statements import words
 from diagnose.store.reader import Frame, RankLog
 
 NAMES = """
@@ -34,6 +36,12 @@ READS = frozenset({*READING, "decoder", "fetcher", "imread", "loader", "reader"}
 CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 """The name of what a line calls."""
 
+IN_PLACE = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*[\w.]*?(\w+)\(\s*\1\b")
+"""A line that gives a name what a call makes of it: the name, and that of what is called."""
+
+NO_SAMPLES = {"file", "idx", "index", "key", "name", "number", "path", "url"}
+"""Words of what a sample is asked for by."""
+
 NOT_CALLED = ("__getitem__", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 """What a line goes into and calls by no name: `self.samples[index]`, and a loop of its own."""
 
@@ -48,7 +56,7 @@ def with_transforms(stats: InputStats, log: RankLog, sources: Sources) -> InputS
 
 
 def transform_share(
-    samples: Iterable[tuple[tuple[Frame, ...], int]], sources: Sources, collates: Collection[str] = ()
+    samples: Iterable[tuple[tuple[Frame, ...], int]], sources: Sources, collates: Collection[str]
 ) -> float | None:
     """Returns the part of the sampled time in transforms, 0 to 1; `None` where samples are too few.
 
@@ -87,7 +95,11 @@ def _is_transform(inner: Frame | None, frame: Frame, sources: Sources) -> bool:
         return bool(around) and not words(around[-1]) & READS  # Python 3.10 does not tell whose it is
     if words(own) & WORDS:
         return not words(own) & READS
-    called = CALLED.findall(sources.line(file, line))
+    text = sources.line(file, line)
+    changed = IN_PLACE.match(text) if own == "__getitem__" else None
+    if changed is not None and not words(changed[1]) & NO_SAMPLES:
+        return not words(changed[2]) & (READS | GETS | UNPACKS)
+    called = CALLED.findall(text)
     if not any(words(name) & WORDS for name in called):
         return False
     if inner is None:  # of a line that reads a sample, too, nothing tells which of both it was

@@ -17,6 +17,7 @@ KINDS = (
     "recheck",
     "undone",
     "dropped",
+    "over",
     "frozen",
     "tuning_error",
     "command",
@@ -66,7 +67,8 @@ def _left(diagnoses: Sequence[Mapping[str, Any]]) -> tuple[str, ...] | None:
 
 @dataclass(slots=True)
 class _Held:
-    """What is kept, and what was measured of all that is; see `Tuning`."""
+    """What is kept, and what was measured of all that is; see `Tuning`. What has nothing left to work on
+    counts as kept; what is measured afterwards is not of all."""
 
     kept: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class _Held:
     earlier: Measured | None = None
     num_earlier: int = 0
     rechecks: list[Measured] = field(default_factory=list)
+    is_over: bool = False
 
     def add(self, action: str) -> None:
         """Another one is kept than those that were measured."""
@@ -109,10 +112,12 @@ def _held(log: RankLog) -> _Held:
             held.add(detail["action"])
         elif kind == "dropped":
             held.drop(detail["action"], detail["reason"])
+        elif kind == "over":
+            held.is_over = True
         elif kind == "undone":
             held.undone = detail["reason"]
-        elif kind == "confirmation":
+        elif kind == "confirmation" and not held.is_over:
             held.confirm(Measured(**detail))
-        elif kind == "recheck":
+        elif kind == "recheck" and not held.is_over:
             held.rechecks.append(Measured(**detail))
     return held

@@ -140,8 +140,8 @@ class InputStats:
     Attributes:
         fetch_ns: Time per batch in `dataset[...]` on the training thread; `None` when workers do it.
         collate_ns: Likewise in `collate_fn`.
-        collate_cpu_share: Part of it, 0 to 1, that the training thread was on a CPU; `None` where that is
-            not known.
+        collate_cpu_share: Part of it, 0 to 1, that the training thread was on a CPU, or threads that it let
+            collate; `None` where that is not known.
         own: What the training thread did for the batches that it loaded; `None` where it loaded none.
         workers: The worker processes of the loader that fed most steps, if there were any.
         batches_per_step: Training batches asked of loaders per step.

@@ -33,6 +33,19 @@ SLOTS: Final[tuple[str, ...]] = (
 SLOT_OF: Final[dict[str, int]] = {name: index for index, name in enumerate(SLOTS)}
 FIRST_GAP: Final[int] = len(HOOKED)
 
+DATA_WAIT: Final = SLOT_OF["data_wait"]
+COPY: Final = SLOT_OF["copy"]
+FORWARD: Final = SLOT_OF["forward"]
+BACKWARD: Final = SLOT_OF["backward"]
+COMMUNICATION: Final = SLOT_OF["communication"]
+OPTIMIZER: Final = SLOT_OF["optimizer"]
+EVALUATION: Final = SLOT_OF["evaluation"]
+CHECKPOINT: Final = SLOT_OF["checkpoint"]
+COMPILE: Final = SLOT_OF["compile"]
+GC: Final = SLOT_OF["gc"]
+GAP_AFTER_EVALUATION: Final = SLOT_OF["gap_after_evaluation"]
+GAP_AFTER_REST: Final = SLOT_OF["gap_after_rest"]
+
 GAP_AFTER: Final[tuple[int, ...]] = tuple(
     SLOT_OF.get(f"gap_after_{name}", SLOT_OF["gap_after_rest"]) for name in SLOTS
 )

@@ -195,7 +195,8 @@ class RankProfile:
         exchanged_ns: Part of the phase `COMMUNICATION` that waits for one other rank, not for all, or that
             model and optimizers call themselves; `None` where that is not known.
         averaged_ns: Part of the phase `COMMUNICATION` in which the loop adds up tensors over the ranks,
-            between a backward pass and the optimizer's step; `None` where that is not known.
+            between a backward pass and the optimizer's step, or hands on what each rank's optimizer updates
+            alone; `None` where that is not known.
         late_share: Part of the steps, by phase, in which this rank took longest of all; empty where that is
             not known.
         stats: What the operating system says of its process and machine.

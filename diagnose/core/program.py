@@ -68,6 +68,22 @@ class Loader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluating:
+    """A `DataLoader` whose workers are started to evaluate.
+
+    Attributes:
+        loader: It; its epochs are the beginnings for which workers were started.
+        starts: Those of them within the measured steps.
+        start_ns: What these took of each step, the mean of all steps: from `iter(loader)` to the first
+            batch, but for the time that making this one takes a worker.
+    """
+
+    loader: Loader
+    starts: int
+    start_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """An optimizer that stepped.
 
@@ -217,6 +233,7 @@ class Program:
 
     Attributes:
         loaders: The one that fed most steps first.
+        evaluating: Loaders whose workers are started to evaluate, the one first that this costs most.
         optimizers: In order of first step.
         models: In order of first call.
         ddp: One per rank that trains with it, in order of rank.
@@ -234,6 +251,7 @@ class Program:
     """
 
     loaders: tuple[Loader, ...] = ()
+    evaluating: tuple[Evaluating, ...] = ()
     optimizers: tuple[Optimizer, ...] = ()
     models: tuple[Model, ...] = ()
     calls: Calls | None = None

@@ -180,7 +180,7 @@ class Tuning:
 
     @property
     def kept(self) -> tuple[Trial, ...]:
-        """The actions that stayed in force to the end."""
+        """The actions that stayed in force to the end, of the run or of what they worked on."""
         kept = {
             trial.action: trial  # the last, where one was lost and kept again
             for trial in self.trials

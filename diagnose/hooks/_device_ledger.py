@@ -14,9 +14,9 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from diagnose.core.ledger import COUNTS, SLOT_OF
+from diagnose.core.ledger import COMMUNICATION, COPY, COUNTS
 from diagnose.hooks._device import Device, Event
-from diagnose.hooks._log import ARRIVED, COMMUNICATION, STEPPED, WIDTH, Log, Mark, Seen
+from diagnose.hooks._log import ARRIVED, STEPPED, WIDTH, Log, Mark, Seen
 
 MAX_EVENTS = 16_384
 """Half a second, the time between two looks, of a step each millisecond; made as they are needed."""
@@ -29,9 +29,7 @@ SHORTEST_NS = 4_000
 """Torch launches nothing in less: of two changes of the slot with less between them, the second needs no
 event of its own, save after what is in `WAITS`. Recording the first takes half of it."""
 
-WAITS = frozenset(
-    code + stepped for code in (COMMUNICATION, ARRIVED, SLOT_OF["copy"]) for stepped in (0, STEPPED)
-)
+WAITS = frozenset(code + stepped for code in (COMMUNICATION, ARRIVED, COPY) for stepped in (0, STEPPED))
 """Codes of an entry after which all that happens may be that the stream is told to wait for another, in 1
 to 2 us. Without an event of its own, what the device waits there is charged to what follows."""
 

@@ -29,12 +29,12 @@ COUNTERS = (
     "collected_waiting_ns",
 )
 """Training batches that another thread asks for ahead of the loop; batches whose collating was timed, the
-time it took, what of it on a CPU, the whole wait for them, and samples in them; batches for which it was
-counted what the training thread reads, its system calls for that, and bytes; those of them whose size is
-known, and their bytes; batches asked of workers, and finished ones that were waiting then; batches drawn
-for workers by the sampler, the time that took, and that at the beginnings of epochs; those drawn for the
-training thread itself, but for the first of each epoch, and the time that took; time in the garbage
-collector, and what of it interrupted waits for batches."""
+time it took, what of it on a CPU, in threads of a pool too, the whole wait for them, and samples in them;
+batches for which it was counted what the training thread reads, its system calls for that, and bytes; those
+of them whose size is known, and their bytes; batches asked of workers, and finished ones that were waiting
+then; batches drawn for workers by the sampler, the time that took, and that at the beginnings of epochs;
+those drawn for the training thread itself, but for the first of each epoch, and the time that took; time in
+the garbage collector, and what of it interrupted waits for batches."""
 
 
 def _is_unknown(batches: Any) -> None:
@@ -49,6 +49,8 @@ class Feed:
             facts.
         undrawn: Those of them that have still to draw the order of their samples, each with what
             `random_state` was when it had been begun.
+        starting: Those for which workers were started to evaluate, until their first batch; each with what
+            is told the time waited for that.
         freely: Numbers of the loaders whose training batches are asked for without gradients.
         begins_late: Takes an iterator that was begun without gradients for one that feeds training; returns
             the number of its loader, or `None` where that is gone.
@@ -56,11 +58,12 @@ class Feed:
         counters: Running totals, see `COUNTERS`.
     """
 
-    __slots__ = ("begins_late", "counters", "epochs_ended", "freely", "iterators", "undrawn")
+    __slots__ = ("begins_late", "counters", "epochs_ended", "freely", "iterators", "starting", "undrawn")
 
     def __init__(self) -> None:
         self.iterators: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.undrawn: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.starting: weakref.WeakKeyDictionary[Any, Callable[[int], None]] = weakref.WeakKeyDictionary()
         self.freely: set[int] = set()
         self.begins_late: Callable[[Any], int | None] = _is_unknown
         self.epochs_ended = 0
@@ -70,6 +73,7 @@ class Feed:
         """Forgets everything, in place: the hooks hold the dictionaries."""
         self.iterators.clear()
         self.undrawn.clear()
+        self.starting.clear()
         self.freely.clear()
         self.epochs_ended = 0
         self.counters.update(dict.fromkeys(COUNTERS, 0))

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from types import CellType, FunctionType
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, SLOT_OF, SLOTS
+from diagnose.core.ledger import (
+    COMMUNICATION,
+    DATA_WAIT,
+    FIRST_GAP,
+    GAP_AFTER_EVALUATION,
+    GAP_AFTER_REST,
+    SLOTS,
+)
 from diagnose.core.places import coded, place_of
 
 WIDTH = 128
@@ -24,10 +31,6 @@ SETTLED = 32
 ARRIVED = 31
 """Instead of a slot: this rank's gradients are all there, and what follows waits for those of others."""
 
-COMMUNICATION = SLOT_OF["communication"]
-DATA_WAIT = SLOT_OF["data_wait"]
-GAP_AFTER_EVALUATION = SLOT_OF["gap_after_evaluation"]
-GAP_AFTER_REST = SLOT_OF["gap_after_rest"]
 
 Seen = dict[int, tuple[int, int]]
 """Samples and tokens that each model has been called with, by its identity."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from diagnose.hooks._frames import user_frame
@@ -16,7 +17,8 @@ class Met:
     mode. Nothing is kept alive.
 
     Attributes:
-        models: Identities of the modules that were called in training mode. The wrappers hold this set.
+        models: References to the modules that were called in training mode, by identity, which another
+            module may get later: see `was_trained`. The wrappers hold this dictionary.
         modules: Weak references to the modules called outermost in training, in order of appearance.
         optimizers: Likewise to the optimizers that stepped.
         optimizers_made: Whether any optimizer of torch's was made.
@@ -27,7 +29,7 @@ class Met:
     __slots__ = ("models", "modules", "optimizers", "optimizers_made", "sites", "stepped_times")
 
     def __init__(self) -> None:
-        self.models: set[int] = set()
+        self.models: dict[int, weakref.ref[Any]] = {}
         self.modules: list[weakref.ref[Any]] = []
         self.optimizers: list[weakref.ref[Any]] = []
         self.optimizers_made = False
@@ -57,10 +59,12 @@ class Met:
         if model.training:
             # `eval()` may be called on what DDP or `torch.compile` wraps.
             parts = (model, getattr(model, "module", None), getattr(model, "_orig_mod", None))
-            self.models.update(id(part) for part in parts if part is not None)
+            held = [part for part in parts if hasattr(part, "training")]
+            self.models.update((id(part), weakref.ref(part)) for part in held)
         elif not any(p.requires_grad for p in model.parameters()):
             return  # a teacher
         if all(known() is not model for known in self.modules):
+            self.modules[:] = [known for known in self.modules if known() is not None]
             self.modules.append(weakref.ref(model))
 
     def optimizer_steps(self, optimizer: Any) -> None:
@@ -79,3 +83,16 @@ class Met:
         if frame is not None:
             key = (kind, frame[0], frame[1])
             self.sites[key] = self.sites.get(key, 0) + 1
+
+
+def was_trained(models: Mapping[int, weakref.ref[Any]], model: Any) -> bool:
+    """Whether a module is one of `Met.models`. A bare one, such as a loss, that the loop makes for each
+    step anew, counts as the one before, whose identity it mostly gets. Raises nothing: it goes unguarded.
+    """
+    known = models.get(id(model))
+    if known is None:
+        return False
+    met = known()
+    if met is not None:
+        return met is model
+    return not (getattr(model, "_parameters", True) or getattr(model, "_modules", True))

@@ -100,10 +100,18 @@ def _masked(tensor: torch.Tensor, batch: Any, loaded: Iterable[torch.Tensor]) ->
             for each in chain(tensors_in(batch), loaded)
             if each is not tensor and each.is_cpu and each.is_floating_point()
             if each.layout is torch.strided and not each.is_nested and each.dim() > 1
-            if len(each) == len(tensor) and each.shape[1] >= tensor.shape[1]
+            if len(each) == len(tensor) and _has_its_places(each, tensor)
         ]
         return MaskedPadding(*padding) if all(padding_after(each, lengths) for each in others) else None
     return None
+
+
+def _has_its_places(other: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether the second axis of a tensor may be the time that another one's is: of fewer axes than that
+    with its features, only where it is as long."""
+    if other.dim() < tensor.dim() and tensor.shape[2:].numel() > 1:
+        return other.shape[1] == tensor.shape[1]
+    return other.shape[1] >= tensor.shape[1]
 
 
 def padding_beside(given: Any) -> Padding | None:
@@ -126,6 +134,8 @@ def padding_beside(given: Any) -> Padding | None:
     with torch.no_grad():
         for each in tensors_in(given):
             if each is tensor or each.dim() != 2 or each.dtype not in WIDE or len(each) != len(tensor):
+                continue
+            if each.layout is not torch.strided:
                 continue
             padding = padding_of(each) if _may_be_tokens(each) else None
             if padding is None or (padding.padding and padding.overlong == padding.padding):

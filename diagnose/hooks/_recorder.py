@@ -17,7 +17,17 @@ from time import perf_counter_ns
 from typing import Any
 
 from diagnose.core.job import Route
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.core.ledger import (
+    CHECKPOINT,
+    COMMUNICATION,
+    COMPILE,
+    EVALUATION,
+    FIRST_GAP,
+    GAP_AFTER,
+    GAP_AFTER_EVALUATION,
+    GAP_AFTER_REST,
+    OPTIMIZER,
+)
 from diagnose.hooks._curious import settle, take_care
 from diagnose.hooks._device_ledger import DeviceLedger
 from diagnose.hooks._feed import Feed
@@ -27,13 +37,7 @@ from diagnose.hooks._met import Met
 from diagnose.hooks._signals import from_signal_handler
 from diagnose.hooks._steps import StepFinder
 
-COMMUNICATION = SLOT_OF["communication"]
-EVALUATION = SLOT_OF["evaluation"]
-OPTIMIZER = SLOT_OF["optimizer"]
-GAP_AFTER_EVALUATION = SLOT_OF["gap_after_evaluation"]
-GAP_AFTER_REST = SLOT_OF["gap_after_rest"]
-
-ASIDE = frozenset(SLOT_OF[phase] for phase in ("evaluation", "checkpoint", "compile"))
+ASIDE = frozenset((EVALUATION, CHECKPOINT, COMPILE))
 
 UNSETTLED = (GAP_AFTER_EVALUATION, EVALUATION)
 """Slots in which no training event can begin: it ends the evaluation, and says whose the gap was."""

@@ -16,7 +16,10 @@ interpreter's code, its branches and its pages are cold, too. Measured as the di
 without us, over the same loop's spans times what is measured here: 25 us a step of six spans of 1.0 us."""
 
 
-def calibrate(spans: int = 30) -> float:
+SPANS = 30
+
+
+def calibrate() -> float:
     """Measures what one span costs here: median nanoseconds of the training thread.
 
     In a training step a span finds the caches full of the model's data, so they are filled with other data
@@ -26,9 +29,9 @@ def calibrate(spans: int = 30) -> float:
     call = charged(int, recorder, 0)
     other_data = bytearray(EVICTING_BYTES)
     costs = []
-    for _ in range(spans):
+    for _ in range(SPANS):
         bytes(other_data)
         begun = perf_counter_ns()
         call()
         costs.append(perf_counter_ns() - begun)
-    return float(sorted(costs)[spans // 2]) * COLDER
+    return float(sorted(costs)[SPANS // 2]) * COLDER

@@ -17,9 +17,9 @@ from threading import get_ident
 from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import DATA_WAIT, GAP_AFTER_REST
 from diagnose.hooks._frames import end_stacks_at, resolve
-from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder
+from diagnose.hooks._recorder import Recorder
 from diagnose.hooks._sampler import Sampler
 from diagnose.hooks._worker_files import Files
 from diagnose.hooks._worker_readings import (
@@ -32,9 +32,8 @@ from diagnose.hooks._worker_readings import (
     pieces_of,
 )
 from diagnose.hooks._worker_reports import address_of, inbox
-from diagnose.hooks.base import hidden, timed, unseen
+from diagnose.hooks.base import around, hidden, timed, unseen
 
-BUSY = SLOT_OF["data_wait"]
 SEND_EVERY_NS = 500_000_000
 MAX_STACKS = 40
 """Sampled stacks sent at a time, the heaviest first, so that a report fits into one datagram."""
@@ -56,7 +55,7 @@ class WorkerLog:
         queue: What it puts its batches into.
     """
 
-    def __init__(self, recorder: Recorder, worker_id: int, dataset: Any = None, queue: Any = None) -> None:
+    def __init__(self, recorder: Recorder, worker_id: int, dataset: Any, queue: Any) -> None:
         self._recorder = recorder
         self._counters = recorder.feed.counters
         self._worker_id = worker_id
@@ -99,7 +98,7 @@ class WorkerLog:
         elif self._batches % COUNT_EVERY == 1:  # not the first, in which modules are imported
             self._files.begins()
         self._cpu_mark_ns = thread_time_ns()
-        self._recorder.current = BUSY
+        self._recorder.current = DATA_WAIT
 
     def fetched(self, elapsed_ns: int) -> None:
         """The worker has finished a batch, collate included."""
@@ -136,7 +135,7 @@ class WorkerLog:
         sampled = self._recorder.log.sampled
         for _ in range(len(sampled)):
             _, weight_ns, _, key = sampled.popleft()
-            if key[0] == BUSY:
+            if key[0] == DATA_WAIT:
                 busy[key[1:]] = busy.get(key[1:], 0) + weight_ns
         heaviest = sorted(busy.items(), key=lambda item: -item[1])[:MAX_STACKS]
         collate_ns = self._counters["collate_ns"]
@@ -178,17 +177,6 @@ def frames(key: tuple[int, ...]) -> list[tuple[str, int, str]]:
     return [resolve(key[i], key[i + 1]) for i in range(0, len(key), 2)]
 
 
-def time_collate(fetcher: Any, recorder: Recorder, begins: Callable[[], None] | None = None) -> None:
-    """Makes a fetcher of torch's add what `collate_fn` takes to the recorder's counters."""
-    counters = recorder.feed.counters
-
-    def collated(elapsed_ns: int) -> None:
-        counters["collates"] += 1
-        counters["collate_ns"] += elapsed_ns
-
-    fetcher.collate_fn = timed(fetcher.collate_fn, recorder, collated, begins)
-
-
 def told(
     original: Callable[..., Any],
     recorder: Recorder,
@@ -196,32 +184,33 @@ def told(
     place: int,
     returned: Callable[[Any], None] | None = None,
 ) -> Callable[..., Any]:
-    """Wraps a callable, as invisibly as `timed`: `tell` is told its argument at a place beforehand, and
-    `returned` what it returned.
-    """
+    """Wraps a callable as `around` does: `tell` is told its argument at a place beforehand, and `returned`
+    what it returned."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if len(args) > place:
             recorder.guarded(tell, args[place])
-        try:
-            result = original(*args, **kwargs)
-        except BaseException as error:
-            unseen(error)
-            raise
+
+    def after(args: tuple[Any, ...], result: Any) -> None:
         if returned is not None:
             recorder.guarded(returned, result)
-        return result
 
-    return hidden(call)
+    return around(original, before, after)
 
 
 def _with_timed_collate(
     original: Callable[..., None], recorder: Recorder, sightings: Sightings
 ) -> Callable[..., None]:
+    counters = recorder.feed.counters
+
+    def collated(elapsed_ns: int) -> None:
+        counters["collates"] += 1
+        counters["collate_ns"] += elapsed_ns
+
     def init(fetcher: Any, *args: Any, **kwargs: Any) -> None:
         original(fetcher, *args, **kwargs)
-        time_collate(fetcher, recorder)
-        fetcher.collate_fn = told(fetcher.collate_fn, recorder, sightings.fetched, 0)
+        collate_timed = timed(fetcher.collate_fn, recorder, collated)
+        fetcher.collate_fn = told(collate_timed, recorder, sightings.fetched, 0)
 
     return hidden(init)
 

@@ -8,15 +8,12 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.core.ledger import BACKWARD, EVALUATION, FIRST_GAP, FORWARD, GAP_AFTER
 from diagnose.hooks._log import WIDTH
 from diagnose.hooks._recorder import UNUSED, Recorder
 from diagnose.hooks.base import Hook, hidden, replaced, spanned, unseen
 
-BACKWARD = SLOT_OF["backward"]
 GAP = GAP_AFTER[BACKWARD]
-EVALUATION = SLOT_OF["evaluation"]
-FORWARD = SLOT_OF["forward"]
 
 
 class BackwardHook(Hook):

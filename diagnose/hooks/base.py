@@ -10,7 +10,7 @@ from threading import get_ident
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.core.ledger import BACKWARD, COMPILE, FIRST_GAP, GAP_AFTER, GC
 from diagnose.hooks._log import WIDTH
 from diagnose.hooks._recorder import Recorder
 
@@ -43,8 +43,7 @@ class Hook:
 
         Raises:
             AttributeError: If this torch lacks a name that the hook needs. The session then reports the
-                hook
-                as switched off, by that name, and the script goes on.
+                hook as switched off, by that name, and the script goes on.
         """
         raise NotImplementedError
 
@@ -249,7 +248,7 @@ def charged(original: Callable[..., Any], recorder: Recorder, slot: int) -> Call
     return hidden(functools.wraps(original)(call) if isinstance(original, FunctionType) else call)
 
 
-IN_BACKWARD = frozenset(SLOT_OF[slot] for slot in ("backward", "compile", "gc"))
+IN_BACKWARD = frozenset((BACKWARD, COMPILE, GC))
 """Slots in which a backward pass waits for a thread of autograd's."""
 
 

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import CHECKPOINT
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, replaced_in, spanned
-
-CHECKPOINT = SLOT_OF["checkpoint"]
 
 
 class CheckpointHook(Hook):
@@ -28,12 +26,7 @@ class CheckpointHook(Hook):
 
 
 def wrapped(recorder: Recorder) -> Callable[[Any], Any]:
-    """Returns what wraps a function that saves."""
-    return lambda original: spanned(original, recorder, saving(recorder))
-
-
-def saving(recorder: Recorder) -> Any:
-    """Returns a `before` that charges the outermost save and notes it as an event."""
+    """Returns what wraps a function that saves, charges the outermost save and notes it as an event."""
 
     def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if recorder.current == CHECKPOINT:
@@ -41,4 +34,4 @@ def saving(recorder: Recorder) -> Any:
         recorder.event("checkpoint")
         return CHECKPOINT
 
-    return before
+    return lambda original: spanned(original, recorder, before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, replaced_in
@@ -21,8 +21,6 @@ class CheckpointDistributedHook(Hook):
         from torch.distributed import checkpoint
         from torch.distributed.checkpoint import state_dict_saver
 
-        with ExitStack() as stack:
-            for name in ("save", "async_save"):
-                owners = (state_dict_saver, checkpoint)
-                stack.enter_context(replaced_in(owners, name, wrapped(recorder)))
+        owners, wrap = (state_dict_saver, checkpoint), wrapped(recorder)
+        with replaced_in(owners, "save", wrap), replaced_in(owners, "async_save", wrap):
             yield

@@ -10,24 +10,25 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER
 from diagnose.hooks._frames import USER, owner
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import THEN, Hook, hidden, replaced, replaced_in, spanned, unseen
+from diagnose.hooks._sums import Line, Sums
+from diagnose.hooks.base import THEN, Hook, around, replaced, replaced_in, spanned
 
-COMMUNICATION = SLOT_OF["communication"]
-FORWARD, BACKWARD, OPTIMIZER = (SLOT_OF[phase] for phase in ("forward", "backward", "optimizer"))
 INSIDE = FORWARD, BACKWARD, OPTIMIZER
 """A model's or an optimizer's own collectives, as of tensor parallelism or `ZeroRedundancyOptimizer`."""
 
 TRAINERS = ("lightning", "pytorch_lightning", "lightning_fabric")
 """Packages that run a loop's own code, and what it logs, inside of the model's forward."""
 
+# What ends in "single" is of torch 2.13.
 COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
+    "all_gather_single",
     "all_reduce",
     "all_to_all",
     "all_to_all_single",
@@ -39,6 +40,7 @@ COLLECTIVES = (
     "monitored_barrier",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
     "scatter_object_list",
@@ -47,44 +49,25 @@ COLLECTIVES = (
 EXCHANGES = ("recv", "send")
 """What waits for one other rank. It is charged alike, and its time told apart."""
 
-SUMS = {"all_reduce": (0, "tensor"), "reduce": (0, "tensor"), "reduce_scatter_tensor": (1, "input")}
+SUMS = {
+    "all_gather": (1, "tensor"),
+    "all_gather_into_tensor": (1, "input_tensor"),
+    "all_gather_single": (1, "input_tensor"),
+    "all_reduce": (0, "tensor"),
+    "broadcast": (0, "tensor"),
+    "gather": (0, "tensor"),
+    "reduce": (0, "tensor"),
+    "reduce_scatter_single": (1, "input"),
+    "reduce_scatter_tensor": (1, "input"),
+}
 """What a loop averages its gradients with, and which argument holds them."""
+
+HAND_ON = {"all_gather": 0, "all_gather_into_tensor": 0, "all_gather_single": 0, "broadcast": 1}
+"""What a loop hands on with what one rank's optimizer has updated, and from how many ranks; 0 is all."""
 
 MADE_BY = ("recv", "recv_anysource", "send")
 """Methods of a process group that begin an exchange. `isend` and `irecv`, which call them, are not wrapped:
 `P2POp` refuses any other function."""
-
-
-class Sums:
-    """What was added up over the ranks so far that may be gradients.
-
-    Attributes:
-        works: Sums under way.
-        waited_ns: How long they took.
-    """
-
-    def __init__(self) -> None:
-        self.works: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.waited_ns = 0
-        self._elements = self._passes = self._last_pass = 0
-
-    def add(self, elements: int, took_ns: int, backward_pass: int) -> None:
-        """Adds one.
-
-        Args:
-            elements: How many numbers it adds up.
-            took_ns: How long the call took.
-            backward_pass: The pass that it came in or after.
-        """
-        self.waited_ns += took_ns
-        self._elements += elements
-        if self._last_pass != backward_pass:
-            self._last_pass = backward_pass
-            self._passes += 1
-
-    def figures(self) -> dict[str, int]:
-        """Returns all of it."""
-        return {"elements": self._elements, "passes": self._passes, "waited_ns": self.waited_ns}
 
 
 class CollectivesHook(Hook):
@@ -97,6 +80,9 @@ class CollectivesHook(Hook):
     `facts` tells how long both were, and how long of it a model waited for all ranks. So it does of sums
     between a backward pass and the optimizer's step, and how much they add up: as much as the model has are
     its gradients, which such a loop averages itself.
+
+    What it gathers there to add up itself, and what it then hands on to the others, is told likewise; and
+    apart what it hands on after the step, as where each rank's optimizer updates a part of the parameters.
 
     A loop may do so in a hook of each parameter, while the backward pass goes on, or in an optimizer's
     step. That is told apart, as a part of what model and optimizers call: whether it was gradients is seen
@@ -117,8 +103,8 @@ class CollectivesHook(Hook):
         from torch.distributed import distributed_c10d
 
         exchanges: weakref.WeakSet[Any] = weakref.WeakSet()  # works under way
-        between, inside = Sums(), Sums()
-        told = {"averaging": between, "averaging_inside": inside}
+        between, inside, updates = Sums(), Sums(), Sums()
+        told = {"averaging": between, "averaging_inside": inside, "handed_on": updates}
         begun_ns = waited_ns = among_all_ns = 0
         is_among_all = False
 
@@ -148,7 +134,7 @@ class CollectivesHook(Hook):
             return COMMUNICATION + THEN
 
         def before_wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            if args[0] in exchanges or args[0] in between.works:
+            if args[0] in exchanges or args[0] in between.works or args[0] in updates.works:
                 return before_exchange(args, kwargs)
             return before(args, kwargs, 3)
 
@@ -164,12 +150,15 @@ class CollectivesHook(Hook):
 
         def waited_for(args: tuple[Any, ...], result: Any) -> None:
             took_ns = recorder.clock() - begun_ns
-            if args[0] in between.works:
-                between.waited_ns += took_ns
-                return
-            if args[0] in inside.works:
-                inside.waited_ns += took_ns
+            for sums in told.values():
+                if args[0] in sums.works:
+                    sums.works[args[0]].waited_ns += took_ns
+                    if sums is not inside:
+                        return
             waited(args, result)
+
+        def begun(args: tuple[Any, ...], work: Any) -> None:
+            recorder.guarded(begins, work)
 
         def begins(work: Any) -> None:
             if "exchanges" not in recorder.facts:
@@ -181,7 +170,14 @@ class CollectivesHook(Hook):
             recorder.facts["exchanges"] = {"waited_ns": waited_ns, "among_all_ns": among_all_ns}
 
         def tell_sums(name: str) -> None:
-            recorder.facts[name] = {**told[name].figures(), "rounds": recorder.rounds}
+            models = recorder.met.live_modules()
+            trained = {id(p): p.numel() for model in models for p in model.parameters() if p.requires_grad}
+            recorder.facts[name] = {
+                **told[name].figures(),
+                "rounds": recorder.rounds,
+                "trained": sum(trained.values()),
+                "trained_tensors": len(trained),
+            }
 
         def tell_more() -> None:
             if "exchanges" in recorder.facts:
@@ -190,18 +186,21 @@ class CollectivesHook(Hook):
                 if name in recorder.facts:
                     tell_sums(name)
 
-        def may_be_of_gradients(is_inside: bool, caller: FrameType) -> bool:
-            """Whether what adds up may do so to gradients that no optimizer has used: the loop, or what the
-            script has torch call when a parameter has its gradient or an optimizer steps."""
+        def kind_of(name: str, is_inside: bool, caller: FrameType) -> str:
+            """What a call may be for, by its name in `told`: gradients that no optimizer has used, if the
+            loop asks for it, or what the script has torch call when a parameter has its gradient or an
+            optimizer steps. Or what an optimizer has updated. Empty where it is for neither."""
             if recorder.backward_passes == recorder.passes_stepped:
-                return False
+                hands_on = name in HAND_ON and not is_inside and recorder.backward_passes
+                return "handed_on" if hands_on else ""
             if not is_inside:
-                return True
+                return "averaging"
             current = recorder.current
             if current not in (BACKWARD, OPTIMIZER) or owner(caller.f_code) != USER:
-                return False
+                return ""
             # Of all nodes of a graph, one that leaves a gradient in a parameter has it by that name.
-            return current == OPTIMIZER or hasattr(node_under_way(), "variable")
+            of_gradients = current == OPTIMIZER or hasattr(node_under_way(), "variable")
+            return "averaging_inside" if of_gradients else ""
 
         def wrap(original: Any) -> Any:
             return spanned(original, recorder, before, waited)
@@ -212,55 +211,51 @@ class CollectivesHook(Hook):
         def wrap_wait(original: Any) -> Any:
             return spanned(original, recorder, before_wait, waited_for)
 
-        def wrap_sum(place: int, name: str, original: Any) -> Any:
-            averaged = 0  # elements that the call under way averages
+        def wrap_sum(name: str, original: Any) -> Any:
+            place, argument = SUMS[name]
+            kind, elements = "", 0  # of the call under way
+            line: Line | None = None
             is_inside = False
 
             def before_sum(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-                nonlocal averaged, begun_ns, is_inside
+                nonlocal begun_ns, elements, is_inside, kind, line
                 slot = before(args, kwargs, 3)
                 if slot < 0:
                     return slot
-                averaged, is_inside = 0, slot != COMMUNICATION
-                if may_be_of_gradients(is_inside, sys._getframe(2)):
-                    summed = args[place] if len(args) > place else kwargs.get(name)
-                    if isinstance(summed, Tensor) and summed.is_floating_point():
-                        averaged = summed.numel()
-                if averaged > 1:  # a single number is a loss for the log
-                    begun_ns = recorder.clock()
-                    return COMMUNICATION + THEN
-                return slot
+                line, is_inside = None, slot != COMMUNICATION
+                caller = sys._getframe(2)
+                kind = kind_of(name, is_inside, caller)
+                tensor = (args[place] if len(args) > place else kwargs.get(argument)) if kind else None
+                if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.numel() <= 1:
+                    return slot  # a single number is a loss for the log
+                elements = tensor.numel()
+                if kind == "handed_on":
+                    elements *= HAND_ON[name] or distributed.get_world_size()
+                line = told[kind].line(caller, tensor, recorder.met.live_modules)
+                begun_ns = recorder.clock()
+                return COMMUNICATION + THEN
 
             def ended(args: tuple[Any, ...], result: Any) -> None:
                 took_ns = recorder.clock() - begun_ns
                 if is_inside:
                     waited(args, result)
-                if averaged <= 1:
+                if line is None:
                     return
-                kind = "averaging_inside" if is_inside else "averaging"
-                told[kind].add(averaged, took_ns, recorder.backward_passes)
+                summed = name != "broadcast" or kind == "handed_on"
+                told[kind].add(line, elements, took_ns, recorder.backward_passes, summed=summed)
                 if result is not None:
-                    told[kind].works.add(result)
+                    told[kind].works[result] = line
                 if kind not in recorder.facts:
                     tell_sums(kind)
 
             return spanned(original, recorder, before_sum, ended)
 
         def wrap_maker(original: Any) -> Any:
-            def make(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    work = original(*args, **kwargs)
-                except BaseException as error:
-                    unseen(error)
-                    raise
-                recorder.guarded(begins, work)
-                return work
-
-            return hidden(make)
+            return around(original, after=begun)
 
         wraps: dict[str, Callable[[Any], Any]] = {
             **dict.fromkeys(COLLECTIVES, wrap),
-            **{name: partial(wrap_sum, *summed) for name, summed in SUMS.items()},
+            **{name: partial(wrap_sum, name) for name in SUMS},
             **dict.fromkeys(EXCHANGES, wrap_exchange),
         }
         with ExitStack() as stack:

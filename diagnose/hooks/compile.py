@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import COMPILE
+from diagnose.hooks._dynamo import on_compilations
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, hidden, holding_up, replaced
-
-COMPILE = SLOT_OF["compile"]
+from diagnose.hooks.base import Hook, holding_up
 
 
 class CompileHook(Hook):
@@ -24,8 +23,6 @@ class CompileHook(Hook):
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
-        from torch._dynamo.callback import callback_handler as handler
-
         holds_up = holding_up(recorder)
         interrupted: list[int] = []
 
@@ -38,25 +35,5 @@ class CompileHook(Hook):
                 recorder.leave(COMPILE, interrupted.pop())
                 recorder.event("compile")
 
-        def register() -> None:
-            # An exception in a callback would fail the compilation: `push` and `leave` raise none.
-            handler.register_start_callback(begin)
-            handler.register_end_callback(end)
-
-        def wrap_clear(original: Any) -> Any:
-            def clear(*args: Any) -> None:  # by `torch.compiler.reset()`
-                original(*args)
-                if installed:
-                    register()
-
-            return hidden(clear)
-
-        installed = True
-        register()
-        try:
-            with replaced(type(handler), "clear", wrap_clear):
-                yield
-        finally:
-            installed = False
-            handler.remove_start_callback(begin)
-            handler.remove_end_callback(end)
+        with on_compilations(begin, end):  # `push` and `leave` raise nothing
+            yield

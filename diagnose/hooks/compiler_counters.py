@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from diagnose.hooks._dynamo import on_compilations
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, hidden, replaced
+from diagnose.hooks.base import Hook
 
 MAX_KEPT = 10
 """Reasons and graph breaks kept: more than a report shows."""
@@ -29,8 +30,6 @@ class CompilerCountersHook(Hook):
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
-        from torch._dynamo.callback import callback_handler as handler
-
         is_new = False
 
         def note(*args: Any) -> None:
@@ -43,28 +42,9 @@ class CompilerCountersHook(Hook):
                 is_new = False
                 recorder.facts["compiler"] = describe()
 
-        def register() -> None:
-            # A compilation's own metrics come after its end: the next flush, or the next one, has them.
-            handler.register_start_callback(note)
-            handler.register_end_callback(note)
-
-        def wrap_clear(original: Any) -> Any:
-            def clear(*args: Any) -> None:  # by `torch.compiler.reset()`
-                original(*args)
-                if installed:
-                    register()
-
-            return hidden(clear)
-
-        installed = True
-        register()
-        try:
-            with replaced(type(handler), "clear", wrap_clear), added(recorder.looks.flushed, look):
-                yield
-        finally:
-            installed = False
-            handler.remove_start_callback(note)
-            handler.remove_end_callback(note)
+        # A compilation's own metrics come after its end: the next flush, or the next one, has them.
+        with on_compilations(note, note), added(recorder.looks.flushed, look):
+            yield
 
 
 def describe() -> dict[str, Any]:
@@ -102,12 +82,11 @@ def _breaks(told: Sequence[str], traced: Sequence[Any]) -> list[dict[str, Any]]:
     found = [_broken(reason) for reason in told]
     places = {(each["file"], each["line"]) for each in found}
     for each in traced:
-        if (
-            each.user_stack
-            and (place := (each.user_stack[-1].filename, each.user_stack[-1].lineno)) not in places
-        ):
-            places.add(place)
-            found.append({"reason": _first_line(each.reason), "file": place[0], "line": place[1] or 0})
+        for frame in (each.user_stack or ())[-1:]:
+            if (frame.filename, frame.lineno) not in places:
+                places.add((frame.filename, frame.lineno))
+                reason = _first_line(each.reason)
+                found.append({"reason": reason, "file": frame.filename, "line": frame.lineno or 0})
     if any(each["file"] for each in found):
         found = [each for each in found if each["file"]]
     return found[:MAX_KEPT]

@@ -8,13 +8,11 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, SLOT_OF
+from diagnose.core.ledger import COPY, FIRST_GAP
 from diagnose.hooks._copies import Copies
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import THEN, Hook, StandIn, hidden, replaced, spanned, unseen
-
-COPY = SLOT_OF["copy"]
 
 
 class CopyToDeviceHook(Hook):

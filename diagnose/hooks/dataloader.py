@@ -9,26 +9,20 @@ from threading import get_ident
 from typing import Any
 from weakref import WeakSet, ref
 
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
-from diagnose.hooks._asked_freely import AskedFreely
+from diagnose.core.ledger import DATA_WAIT, EVALUATION, FIRST_GAP, GAP_AFTER, GAP_AFTER_EVALUATION
+from diagnose.hooks._asked_freely import AskedFreely, nothing
 from diagnose.hooks._batch import batch_size, is_on_device, tells_samples_first
 from diagnose.hooks._collate import CollateClock
 from diagnose.hooks._drawing import random_state
 from diagnose.hooks._log import WIDTH
-from diagnose.hooks._recorder import EVALUATED, GAP_AFTER_EVALUATION, TRAINED, UNUSED, Recorder
+from diagnose.hooks._recorder import EVALUATED, TRAINED, UNUSED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
-DATA_WAIT = SLOT_OF["data_wait"]
 GAP = GAP_AFTER[DATA_WAIT]
-EVALUATION = SLOT_OF["evaluation"]
 TRAINING = DATA_WAIT + THEN
 
 COLLATE_EVERY = 16
 """After the first batches, `collate_fn` is timed for one in this many."""
-
-
-def nothing() -> None:
-    """Stands for a reference to no iterator."""
 
 
 class DataLoaderHook(Hook):
@@ -61,6 +55,7 @@ class DataLoaderHook(Hook):
         doubted: Any = nothing  # whose last batch was taken for evaluation as the ones before it were
         loaded = (0, 0)
         asked_ns = 0  # when the batch under way was asked for, where that is looked at
+        starts: Any = None  # what is told how long the first one for an evaluation takes to come
         plain = False  # whether the size of the first tensor is all that this iterator's batches tell
         calls = 0
         clock, log = recorder.clock, recorder.log.append
@@ -69,7 +64,7 @@ class DataLoaderHook(Hook):
         freely = AskedFreely(recorder)
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            nonlocal asked_ns, latest, doubted
+            nonlocal asked_ns, latest, doubted, starts
             batches = args[0]
             if recorder.current == DATA_WAIT:
                 return -1
@@ -95,7 +90,10 @@ class DataLoaderHook(Hook):
                 if not evaluating:
                     doubted = ref(batches)
                     recorder.batch_use = UNUSED
-                return EVALUATION
+                starts = feed.starting.pop(batches, None) if feed.starting else None
+                asked_ns = clock() if starts is not None else 0
+                return EVALUATION if starts is None else EVALUATION + THEN
+            starts = None
             recorder.batch_asked()
             if recorder.curious:
                 recorder.met.site("next")
@@ -109,7 +107,11 @@ class DataLoaderHook(Hook):
                 feed.counters["asked_aside"] += 1
 
         def after(args: tuple[Any, ...], batch: Any) -> None:
-            nonlocal asked_ns, loaded, plain
+            nonlocal asked_ns, loaded, plain, starts
+            if starts is not None:
+                starts(clock() - asked_ns)
+                starts, asked_ns = None, 0
+                return
             collating.end(batch)
             index = feed.iterators.get(args[0]) if asked_ns and "waits" in recorder.facts else None
             if getattr(args[0], "_num_yielded", 0) == 1:  # an epoch begins, and maybe its workers

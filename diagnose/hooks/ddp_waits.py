@@ -9,14 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import BACKWARD, COMMUNICATION, FORWARD
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.autograd_graph import tensors_of
 from diagnose.hooks.base import Hook, around, hidden, replaced, unseen
-
-FORWARD = SLOT_OF["forward"]
-BACKWARD = SLOT_OF["backward"]
-COMMUNICATION = SLOT_OF["communication"]
 
 
 class DdpWaitsHook(Hook):
@@ -77,9 +74,6 @@ class DdpWaitsHook(Hook):
             reducing.append(weakref.ref(args[0]))
             watch()
 
-        def wrap(original: Any) -> Any:
-            return around(original, after=made)
-
         def wrap_buffers(original: Any) -> Any:
             def sync(model: Any, *args: Any, **kwargs: Any) -> Any:
                 interrupted = recorder.current
@@ -110,7 +104,7 @@ class DdpWaitsHook(Hook):
         try:
             with (
                 added(looks.on_backward, find),
-                replaced(DistributedDataParallel, "__init__", wrap),
+                replaced(DistributedDataParallel, "__init__", lambda init: around(init, after=made)),
                 replaced(DistributedDataParallel, "_sync_buffers", wrap_buffers),
             ):
                 yield
@@ -121,10 +115,7 @@ class DdpWaitsHook(Hook):
 
 def root(args: tuple[Any, ...]) -> Any:
     """Returns the node at which a backward pass begins; `None` where it has none of its own."""
-    if not args:
-        return None
-    tensors: Any = args[0] if isinstance(args[0], Sequence) else args[:1]
-    return next((node for tensor in tensors if (node := tensor.grad_fn) is not None), None)
+    return next((tensor.grad_fn for tensor in tensors_of(args) if tensor.grad_fn is not None), None)
 
 
 def is_autograd_compiled() -> bool:

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import DATA_WAIT
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, hidden, replaced, timed, unseen
-
-DATA_WAIT = SLOT_OF["data_wait"]
 
 
 class DrawnOrderHook(Hook):

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.hooks._recorder import EVALUATION, Recorder
+from diagnose.core.ledger import EVALUATION
+from diagnose.hooks._met import was_trained
+from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 
@@ -32,7 +34,7 @@ class EvaluationHook(Hook):
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             nonlocal leaving
-            if id(args[0]) not in models:
+            if not was_trained(models, args[0]):
                 return -1
             if args[1] if len(args) > 1 else kwargs.get("mode", True):
                 if leaving or not recorder.evaluating or not recorder.outermost:
@@ -53,7 +55,8 @@ class EvaluationHook(Hook):
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 # Each module asks its children, and trainers ask the model in every step.
-                switch = original if is_dynamo_compiling() or id(args[0]) not in models else asked
+                is_unmet = is_dynamo_compiling() or id(args[0]) not in models
+                switch = original if is_unmet else asked
                 try:
                     return switch(*args, **kwargs)
                 except BaseException as error:

@@ -9,18 +9,19 @@ from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import FunctionType
 from typing import Any
+from weakref import ref
 
 from diagnose.core.job import Route
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.core.ledger import EVALUATION, FIRST_GAP, FORWARD, GAP_AFTER
 from diagnose.hooks._batch import batch_size
 from diagnose.hooks._imports import after_import
 from diagnose.hooks._log import WIDTH
+from diagnose.hooks._met import was_trained
+from diagnose.hooks._padding import tensors_in
 from diagnose.hooks._recorder import TRAINED, UNUSED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
-FORWARD = SLOT_OF["forward"]
 GAP = GAP_AFTER[FORWARD]
-EVALUATION = SLOT_OF["evaluation"]
 
 KEEPERS = (
     ("torch._dynamo.eval_frame", "OptimizedModule", "_initialize"),
@@ -51,7 +52,10 @@ class ForwardHook(Hook):
     `nn.Module.__call__` itself is replaced at first, and only between outermost calls, so that
     neither submodules nor Dynamo ever meet it.
 
-    The call of a loss module counts as `forward` too: it is an outermost training-mode call.
+    The call of a loss module counts as `forward` too: it is an outermost training-mode call. That of a
+    module which only prepares a batch, such as one that augments, counts so once. It has no parameters, and
+    no gradient goes in or comes out; from then on it is the loop's own code like any other. Not on a
+    device, which may compute for one batch while the loop waits for another.
     """
 
     requires = "torch.nn.modules.module"
@@ -80,6 +84,7 @@ class _Search:
         self._is_tracing = torch._C._is_tracing
         self._is_compiling = is_compiling
         self._module = torch.nn.Module
+        self._compiled = torch.jit.ScriptModule  # where a frozen one's parameters are gone
         self._recorder = recorder
         self._on_forward = recorder.looks.on_forward
         self._adopted = adopted
@@ -87,6 +92,8 @@ class _Search:
         self._base: ExitStack | None = None
         self._listener: Any = None  # what is in place of `nn.Module.__call__` then
         self._beneath: Any = None  # and what it calls
+        self._undecided = 0  # a module without parameters whose first result will tell what it is for
+        self._preparing: dict[int, ref[Any]] = {}  # those that prepare batches, by identity
         self._closed = False  # another library may hold our replacement and call it for ever
 
     def __enter__(self) -> _Search:
@@ -100,23 +107,24 @@ class _Search:
     def steps_aside_for(self, module: str, owner: str, name: str) -> None:
         """Lets `nn.Module.__call__` be torch's while such a function looks at it."""
 
-        def wrap(original: Any) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                listening = self._base is not None
-                self._rest()
-                try:
-                    return original(*args, **kwargs)
-                except BaseException as error:
-                    unseen(error)
-                    raise
-                finally:
-                    if listening:
-                        self._listen()
-
-            return hidden(call)
-
         holder = sys.modules[module]
-        self._adopted.enter_context(replaced(getattr(holder, owner) if owner else holder, name, wrap))
+        owning = getattr(holder, owner) if owner else holder
+        self._adopted.enter_context(replaced(owning, name, self._unheard))
+
+    def _unheard(self, original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            listening = self._base is not None
+            self._rest()
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                unseen(error)
+                raise
+            finally:
+                if listening:
+                    self._listen()
+
+        return hidden(call)
 
     def keeps_out_of(self, module: str, name: str) -> None:
         """Lets a class be pickled by value as it is without us: ours leads to locks and open files."""
@@ -225,6 +233,7 @@ class _Search:
 
         asked = spanned(original, recorder, self._before, self._after)
         tuned = spanned(hidden(routed), recorder, self._before, self._after)
+        aside, prepares_again = self._unheard(original), self._prepares_again
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
@@ -234,7 +243,7 @@ class _Search:
                 interrupted < FIRST_GAP
                 or get_ident() != recorder.calm
                 or not is_grad_enabled()
-                or id(args[0]) not in models
+                or (models.get(id(args[0]), _nothing)() is not args[0] and not was_trained(models, args[0]))
                 or routes
                 or (inherits and module.__call__ is not original)
             ):
@@ -242,6 +251,8 @@ class _Search:
                 try:
                     if is_other and interrupted == FORWARD:
                         return base_call()(*args, **kwargs)
+                    if interrupted >= FIRST_GAP and not is_other and prepares_again(args, kwargs):
+                        return aside(*args, **kwargs)
                     # A loop without a loader has its boundary in here, and there a route may be taken up.
                     if (routes or is_other or recorder.on_boundary is not None) and interrupted != FORWARD:
                         return tuned(*args, **kwargs)
@@ -280,15 +291,26 @@ class _Search:
             recorder.evaluation_begins(id(module))
             recorder.evaluated = recorder.evaluating
             return EVALUATION + THEN if recorder.searching else EVALUATION
-        if recorder.curious:
-            recorder.met.site("further" if _is_computed(args[1:], kwargs) else "forward")
+        self._undecided = 0
+        appears = (module.training or recorder.searching) and not was_trained(recorder.met.models, module)
+        computed = _is_computed(args[1:], kwargs)
+        if appears and not computed and next(module.parameters(), None) is None:
+            self._undecided = id(module)
+        else:
+            self._preparing.pop(id(module), None)
+            self._trains(module, "further" if computed else "forward", appears)
         recorder.batch_use = TRAINED
-        if id(module) not in recorder.met.models and (module.training or recorder.searching):
-            recorder.met.model_appears(module)
         recorder.forward_begins(module, lambda: batch_size(args[1:] or kwargs))
         if recorder.inputs is not None:
             recorder.inputs[id(module)] = (args[1:], kwargs)
-        return FORWARD + THEN if recorder.searching else FORWARD
+        return FORWARD + THEN if recorder.searching or self._undecided else FORWARD
+
+    def _trains(self, module: Any, kind: str, appears: bool) -> None:
+        """A call of a model, or of a part of the loss."""
+        if self._recorder.curious:
+            self._recorder.met.site(kind)
+        if appears:
+            self._recorder.met.model_appears(module)
 
     def _is_evaluated(self, module: Any) -> bool:
         """Whether a call between `eval()` and `train()` evaluates: of a model, or of a loss, whose mode
@@ -298,7 +320,27 @@ class _Search:
         return not module.training or next(module.parameters(), None) is None
 
     def _after(self, args: tuple[Any, ...], result: Any) -> None:
-        self._listen()
+        if self._recorder.searching:
+            self._listen()
+        module, undecided = args[0], self._undecided
+        self._undecided = 0
+        if id(module) != undecided:
+            return
+        tensors = [] if isinstance(module, self._compiled) else list(tensors_in(result))
+        if tensors and not any(tensor.requires_grad or tensor.device.type != "cpu" for tensor in tensors):
+            self._preparing[undecided] = ref(module)
+        else:
+            self._preparing.pop(undecided, None)
+            self._trains(module, "forward", appears=True)
+
+    def _prepares_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a module that has prepared a batch is called for the next one."""
+        known = self._preparing.get(id(args[0]))
+        if known is None or known() is not args[0] or self._recorder.evaluating:
+            return False
+        if not self._recorder.on_training_thread() or not self._is_grad_enabled() or self._is_traced():
+            return False
+        return not any(tensor.requires_grad for tensor in tensors_in((args[1:], kwargs)))
 
     def _is_traced(self) -> bool:
         """Whether this call only writes down a graph, for `torch.export`, `torch.jit.trace` or `torch.fx`.
@@ -308,6 +350,10 @@ class _Search:
         if self._is_compiling() or self._is_tracing():
             return True
         return bool(getattr(sys.modules.get(FX), FX_TRACES, False))
+
+
+def _nothing() -> None:
+    """What a reference to a module that is gone gives."""
 
 
 def is_checkpointed() -> bool:

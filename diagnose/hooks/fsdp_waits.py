@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import COMMUNICATION
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, replaced, spanned, timed
-
-COMMUNICATION = SLOT_OF["communication"]
-GATHERS = ("unshard", "wait_for_unshard")
-SCATTERS = ("finalize_backward",)
 
 
 class FsdpWaitsHook(Hook):
@@ -70,15 +66,13 @@ class FsdpWaitsHook(Hook):
                     gathered_ns=gathered_ns, regathered_ns=regathered_ns, scattered_ns=scattered_ns
                 )
 
-        owners: list[tuple[Any, str, Callable[[Any], Any]]] = [
-            *((groups.FSDPParamGroup, name, gathers) for name in GATHERS),
-            *((groups.FSDPParamGroup, name, scatters) for name in SCATTERS),
-            (groups, "foreach_reduce", scatters),
-        ]
-        with ExitStack() as stack:
-            for owner, name, wrap in owners:
-                stack.enter_context(replaced(owner, name, wrap))
-            stack.enter_context(added(recorder.looks.flushed, tell))
+        with (
+            replaced(groups.FSDPParamGroup, "unshard", gathers),
+            replaced(groups.FSDPParamGroup, "wait_for_unshard", gathers),
+            replaced(groups.FSDPParamGroup, "finalize_backward", scatters),
+            replaced(groups, "foreach_reduce", scatters),
+            added(recorder.looks.flushed, tell),
+        ):
             yield
 
 

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import DATA_WAIT, GC
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, holding_up
 
-DATA_WAIT = SLOT_OF["data_wait"]
-GC = SLOT_OF["gc"]
 OLDEST = 2
 """The generation whose collections walk the whole heap; only these are counted as events."""
 

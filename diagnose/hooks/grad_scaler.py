@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import OPTIMIZER
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import THEN, Hook, always, replaced, spanned
-
-OPTIMIZER = SLOT_OF["optimizer"]
 
 
 class GradScalerHook(Hook):
@@ -38,11 +36,8 @@ class GradScalerHook(Hook):
         def wrap(original: Any) -> Any:
             return spanned(original, recorder, always(OPTIMIZER))
 
-        def wrap_step(original: Any) -> Any:
-            return spanned(original, recorder, step_begins, step_ended)
-
         with (
-            replaced(GradScaler, "step", wrap_step),
+            replaced(GradScaler, "step", lambda step: spanned(step, recorder, step_begins, step_ended)),
             replaced(GradScaler, "unscale_", wrap),
             replaced(GradScaler, "update", wrap),
         ):

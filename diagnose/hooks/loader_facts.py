@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import DATA_WAIT, EVALUATION
 from diagnose.core.workers import NOT_TRAINING
 from diagnose.hooks._drawing import draws_with_first_batch, random_state
 from diagnose.hooks._frames import INTERNAL, LIBRARY, owner, place_of, resolve, user_frame
@@ -19,9 +19,6 @@ from diagnose.hooks._identity import identity, is_same
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks._worker_reports import inbox
 from diagnose.hooks.base import THEN, Hook, around, replaced, spanned
-
-DATA_WAIT = SLOT_OF["data_wait"]
-EVALUATION = SLOT_OF["evaluation"]
 
 MAX_LOADERS = 20
 """A script that makes ever new loaders on ever new lines is generated; the first ones tell enough."""
@@ -43,7 +40,8 @@ class LoaderFactsHook(Hook):
     iteration that begins without gradients or in evaluation mode is evaluation, and so are its workers. Not
     that of a loader that has fed training once the evaluation has had its calls: trainers switch back only
     when they have the batch. Nor that of one whose training batches are asked for without gradients: that
-    is known of it only when some have been.
+    is known of it only when some have been. Of one that starts workers to evaluate, the facts are written
+    for each start.
     """
 
     requires = "torch.utils.data.dataloader"
@@ -57,20 +55,20 @@ class LoaderFactsHook(Hook):
         facts = LoaderFacts(recorder)
         feed, on_iterator = recorder.feed, recorder.looks.on_iterator
         begun_freely: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
-        begun_ns = 0
+        begun_ns = evaluation_ns = 0
 
         def made(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             recorder.guarded(facts.made, args[0], args[1] if len(args) > 1 else kwargs.get("dataset"))
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            nonlocal begun_ns
+            nonlocal begun_ns, evaluation_ns
             if recorder.current == DATA_WAIT:
                 return -1  # a loader that makes its batches out of another loader
             trained = recorder.evaluated and facts.has_fed(args[0])
             free = not is_grad_enabled() and facts.number(args[0]) not in feed.freely
             if free or (recorder.evaluating and not trained):
                 recorder.evaluation_begins()
-                begun_ns = 0
+                begun_ns, evaluation_ns = 0, recorder.clock()
                 return EVALUATION + THEN
             begun_ns = recorder.clock()
             return DATA_WAIT + THEN
@@ -85,7 +83,9 @@ class LoaderFactsHook(Hook):
                 for begins in list(on_iterator):
                     recorder.guarded(begins, args[0], batches)
             else:
-                feed.iterators.pop(batches, None)  # persistent workers keep the iterator
+                trained = feed.iterators.pop(batches, None)  # persistent workers keep the iterator
+                if trained is None and batches not in begun_freely and getattr(batches, "_workers", None):
+                    feed.starting[batches] = facts.starts(args[0], recorder.clock() - evaluation_ns)
                 begun_freely[batches] = ref(args[0])
             for process in getattr(batches, "_workers", ()):
                 inbox.loaders[process.pid] = index
@@ -137,6 +137,7 @@ class LoaderFacts:
         self._num_others: Counter[tuple[str, int]] = Counter()
         self._datasets: dict[tuple[str, int], ref[Any] | int] = {}
         self._begun_at = -1
+        self._evaluating: WeakSet[Any] = WeakSet()
 
     def made(self, loader: Any, dataset: Any) -> None:
         """A loader is being made: remembers the user's line.
@@ -199,6 +200,38 @@ class LoaderFacts:
         if len(loaders) > 1:  # batches asked of each from now on, and nanoseconds waited for them
             recorder.facts.setdefault("waits", [[0, 0] for _ in range(MAX_LOADERS)])
         return index
+
+    def starts(self, loader: Any, took_ns: int) -> Callable[[int], None]:
+        """A loader has started workers for an evaluation.
+
+        Args:
+            loader: The loader.
+            took_ns: What `iter(loader)` took.
+
+        Returns:
+            What takes the nanoseconds that were then waited for the first batch.
+        """
+        recorder, made = self._recorder, self._made.get(loader)
+        site = made.site if made is not None else ("", 0)
+        is_new = loader not in self._evaluating
+        self._evaluating.add(loader)
+        start = [recorder.steps, recorder.steps, took_ns]
+
+        def started(waited_ns: int) -> None:
+            known = [dict(fact) for fact in recorder.facts.get("evaluating", ())]
+            fact = next((fact for fact in known if _site(fact) == site), None)
+            if fact is None and len(known) < MAX_LOADERS:
+                known.append(fact := {**described(loader, *site), "num_objects": 0})
+            if fact is None or len(fact["starts"]) >= MAX_STARTS:
+                return
+            fact["epochs"] += 1
+            fact["num_objects"] += is_new
+            fact["starts"] = [*fact["starts"], [*start[:2], took_ns + waited_ns]]
+            if len(fact["starts"]) == MAX_STARTS:
+                fact["starts_end"] = recorder.steps + 1
+            recorder.facts["evaluating"] = known
+
+        return started
 
     def _index(self, loader: Any, loaders: list[dict[str, Any]]) -> int:
         """Returns where the facts of a loader stand; puts them there if need be."""

@@ -15,7 +15,7 @@ import torch
 
 from diagnose.hooks._batch import first_tensor
 from diagnose.hooks._contents import MOST_KEPT, MOST_ROWS, Contents, Key, contents_of
-from diagnose.hooks._frames import resolve, user_frame
+from diagnose.hooks._frames import USER, owner, resolve, user_frame
 from diagnose.hooks._looks import added
 from diagnose.hooks._padding import MaskedPadding, Padding, padding_beside, padding_in, tensors_in
 from diagnose.hooks._recorder import Recorder
@@ -152,6 +152,7 @@ class _Look:
         self._last: dict[int, Call] = {}
         self._counts = dict.fromkeys((AFTER, JUDGED, BEFORE, WITH_GRAD, JUDGED_WITH_GRAD), 0)
         self._sites: dict[str, tuple[int, int] | None] = {}
+        self._going_on = ("", 0, 0)  # how the last call was repeated, its step, and in whose method
         self._works: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._padding: list[Padding] = []
         self._loaded: list[Padding] = []
@@ -259,7 +260,9 @@ class _Look:
         """Notes a call; returns whether a model was trained on all that it is given just now."""
         repeated = self._is_known(call)
         before = self._last.pop(id(call.part), None)
+        model = self._calling_model()
         if call.has_grad:
+            self._going_on = ("", 0, 0)
             if repeated and (call.training or not _asks_gradient(call)):
                 self._count(WITH_GRAD if call.training else JUDGED_WITH_GRAD, call)
             if before is not None and _is_same(before, call):
@@ -267,10 +270,22 @@ class _Look:
                 self._free -= call.step > self._first_step and id(call.part.module()) in self._models
             self._remember(call)
         elif repeated:
-            self._count(AFTER if call.training else JUDGED, call)
+            how = AFTER if call.training else JUDGED
+            self._count(how, call)
+            self._going_on = (how, call.step, model)
+        elif model and self._going_on[1:] == (call.step, model) and call.step > self._first_step:
+            self._works[call.step][self._going_on[0]] += call.work  # a later layer, in the same method
         elif call.training:
             self._last[id(call.part)] = call
         return repeated
+
+    def _calling_model(self) -> int:
+        """Identity of the model in a method of which, such as `encode`, a part of it is called; else 0."""
+        frame = sys._getframe(1)
+        while frame is not None and owner(frame.f_code) != USER:
+            frame = frame.f_back  # type: ignore[assignment]
+        model = frame.f_locals.get("self") if frame is not None else None
+        return id(model) if id(model) in self._recorder.met.models else 0
 
     def _count(self, how: str, call: Call) -> None:
         if call.step == self._first_step:

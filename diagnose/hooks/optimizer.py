@@ -9,13 +9,11 @@ from threading import get_ident
 from types import FunctionType, MethodType
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.core.ledger import BACKWARD, FIRST_GAP, GAP_AFTER, GAP_AFTER_REST, OPTIMIZER
 from diagnose.hooks._log import WIDTH
-from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder
+from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, always, spanned
 
-BACKWARD = SLOT_OF["backward"]
-OPTIMIZER = SLOT_OF["optimizer"]
 GAP = GAP_AFTER[OPTIMIZER]
 
 CLOSURES = FunctionType, MethodType, partial

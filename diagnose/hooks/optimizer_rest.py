@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, SLOT_OF
+from diagnose.core.ledger import FIRST_GAP, OPTIMIZER
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, charged, replaced, replaced_in, spanned
-
-OPTIMIZER = SLOT_OF["optimizer"]
 
 CLIPPING = (
     "clip_grad_norm_",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from diagnose.hooks._recorder import Recorder
@@ -35,11 +35,7 @@ class ProcessGroupHook(Hook):
         def joined(args: tuple[Any, ...], result: None) -> None:
             recorder.guarded(look)
 
-        def wrap(original: Any) -> Any:
-            return around(original, after=joined)
-
-        with ExitStack() as stack:
-            owners = (distributed.distributed_c10d, distributed)
-            stack.enter_context(replaced_in(owners, "init_process_group", wrap))
+        owners = (distributed.distributed_c10d, distributed)
+        with replaced_in(owners, "init_process_group", lambda original: around(original, after=joined)):
             recorder.guarded(look)
             yield

@@ -27,18 +27,12 @@ class WorkersHook(Hook):
         from torch.utils.data._utils import worker as torch_worker
         from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-        def wrap_loop(original: Any) -> Any:
-            return _worker.logged(original, recorder)
-
         def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             recorder.guarded(inbox.open)
 
-        def wrap_new_workers(original: Any) -> Any:
-            return around(original, begin)
-
         with (
-            replaced(torch_worker, "_worker_loop", wrap_loop),
-            replaced(_MultiProcessingDataLoaderIter, "__init__", wrap_new_workers),
+            replaced(torch_worker, "_worker_loop", lambda loop: _worker.logged(loop, recorder)),
+            replaced(_MultiProcessingDataLoaderIter, "__init__", lambda init: around(init, begin)),
         ):
             try:
                 yield

@@ -179,7 +179,8 @@ class Flusher:
         if last or len(recorder.met.sites) != self._sites:
             self._sites = len(recorder.met.sites)
             writer.add_sites(_resolved_sites(dict(recorder.met.sites)))
-            writer.add_sources(loader["file"] for loader in recorder.facts.get("loaders", ()))
+            loaders = (*recorder.facts.get("loaders", ()), *recorder.facts.get("evaluating", ()))
+            writer.add_sources(loader["file"] for loader in loaders)
         if training_thread := recorder.thread or self._ended_on:
             readings = {**vitals.read(training_thread), **self._device.read(recorder.facts)}
             writer.add_vitals(time.perf_counter_ns(), recorder.steps, readings)

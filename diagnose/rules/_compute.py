@@ -39,11 +39,9 @@ def shares_of(work: Work, graph: Graph | Dropped) -> dict[Phase, float]:
     return shares
 
 
-def of_work(profile: Profile, work: Work, graph: Graph, part: float = 1.0) -> dict[Phase, float]:
-    """Returns nanoseconds of each step, by phase: this part of what some operations take."""
-    return {
-        phase: part * share * profile.spent_ns(phase) for phase, share in shares_of(work, graph).items()
-    }
+def of_work(profile: Profile, work: Work, graph: Graph) -> dict[Phase, float]:
+    """Returns nanoseconds of each step, by phase, that some operations take."""
+    return {phase: share * profile.spent_ns(phase) for phase, share in shares_of(work, graph).items()}
 
 
 def to_compile(profile: Profile, fix: str, code: str) -> tuple[str, str]:

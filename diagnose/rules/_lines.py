@@ -14,7 +14,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules.base import WORTH_SHARE, Rule
-from diagnose.source.statements import rarer
+from diagnose.source.place import rarer
 
 IN_LOOP = frozenset((Phase.COPY, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER))
 """Phases in which the loop's own lines are a fault of the loop. What a batch or an evaluation is made with
@@ -90,9 +90,9 @@ def garbage_of(profile: Profile, idiom: str, lines: Sequence[SourceLine]) -> tup
     return collecting
 
 
-def share_of(lines: Sequence[SourceLine], min_samples: int = MIN_SAMPLES) -> float:
+def share_of(lines: Sequence[SourceLine]) -> float:
     """Returns the part of the measured time that lines take; 0 while too few samples saw them."""
-    if sum(line.num_samples for line in lines) < min_samples:
+    if sum(line.num_samples for line in lines) < MIN_SAMPLES:
         return 0.0
     return sum(line.share for line in lines)
 
@@ -146,6 +146,15 @@ def named(line: SourceLine) -> str:
     """Names a line for a sentence: `train.py:41 losses.append(loss.item())`."""
     text = f" {line.text}" if line.text else ""
     return f"{Path(line.file).name}:{line.line}{text}"
+
+
+def seen_in(line: SourceLine) -> str:
+    """Says what a line takes, to begin a sentence of the evidence with: `9 % of the time in train.py:41
+    losses.append(loss.item()), main, about 90 samples`."""
+    return (
+        f"{format_share(line.share)} of the time in {named(line)}, {line.function}, about"
+        f" {line.num_samples} samples"
+    )
 
 
 class LineRule(Rule):

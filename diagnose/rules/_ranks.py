@@ -52,14 +52,19 @@ class Late:
     phase: Phase
     late_ns: float
     waits: dict[Phase, float]
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...]
     host: str = ""
     held_ns: float = 0.0
 
     @property
+    def won_ns(self) -> float:
+        """All of `waits`."""
+        return sum(self.waits.values())
+
+    @property
     def who(self) -> str:
         """All of them in words, to begin a sentence with."""
-        ranks = self.ranks or (self.rank,)
+        ranks = self.ranks
         if len(ranks) == 1:
             return f"Rank {self.rank}"
         if ranks[-1] - ranks[0] == len(ranks) - 1 > 1:

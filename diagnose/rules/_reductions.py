@@ -14,6 +14,9 @@ from diagnose.source.calls import with_arguments
 MIN_TIMED = 5
 """Of fewer timed passes the quickest may still be a slow one."""
 
+BUCKET_BYTES = 25 * 2**20
+"""What DDP puts into a bucket by itself."""
+
 DDP_PLAIN = "DistributedDataParallel(model)"
 
 
@@ -50,12 +53,8 @@ def steady_wait_ns(ddp: Sequence[Ddp], but: Collection[int] = ()) -> float | Non
     Returns:
         `None` if too few passes were timed.
     """
-    waits = [one.exposed_ns_by_pass for one in ddp if one.rank not in but]
-    common = set(waits[0]).intersection(*waits[1:]) if waits else set()
-    if len(common) < MIN_TIMED:
-        return None
-    least = sorted(min(wait[i] for wait in waits) for i in common)
-    return least[0] if but else least[1]
+    least = _least_waits_ns([one for one in ddp if one.rank not in but])
+    return None if least is None else sorted(least)[0 if but else 1]
 
 
 def usual_wait_ns(profile: Profile) -> float | None:
@@ -64,11 +63,16 @@ def usual_wait_ns(profile: Profile) -> float | None:
     ddp, meetings = profile.program.ddp, profile.program.meetings
     if meetings is not None:
         return meetings.calm_ns / (ddp[0].synced_passes or 1.0)
+    least = _least_waits_ns(ddp)
+    return None if least is None else median(least)
+
+
+def _least_waits_ns(ddp: Sequence[Ddp]) -> list[float] | None:
+    """Returns what the rank that waits least waits in each pass that DDP timed on all of these; `None` if
+    these are too few."""
     waits = [one.exposed_ns_by_pass for one in ddp]
     common = set(waits[0]).intersection(*waits[1:]) if waits else set()
-    if len(common) < MIN_TIMED:
-        return None
-    return median(min(wait[i] for wait in waits) for i in common)
+    return [min(wait[i] for wait in waits) for i in common] if len(common) >= MIN_TIMED else None
 
 
 def by_hand(profile: Profile) -> Averaging | None:

@@ -113,15 +113,13 @@ class Serial:
 
     def evidence(self, profile: Profile) -> tuple[str, ...]:
         """Returns the sentences that all faults of such a loop have in common."""
-        parts: tuple[str, ...] = ()
-        if profile.input.fetch_ns is not None and profile.input.collate_ns is not None:
-            parts = (
-                f"A batch takes {format_ms(profile.input.fetch_ns)} to fetch"
-                f" and {format_ms(profile.input.collate_ns)} to collate.",
-            )
+        spent = f"num_workers=0, and {format_ms(self.wait_ns)} of each step pass in next(loader)."
+        fetch_ns, collate_ns = profile.input.fetch_ns, profile.input.collate_ns
+        if fetch_ns is None or collate_ns is None:
+            return (spent,)
         return (
-            f"num_workers=0, and {format_ms(self.wait_ns)} of each step pass in next(loader).",
-            *parts,
+            spent,
+            f"A batch takes {format_ms(fetch_ns)} to fetch and {format_ms(collate_ns)} to collate.",
         )
 
     def whether_it_computes(self, profile: Profile) -> tuple[str, ...]:
@@ -234,12 +232,7 @@ def where_loading(profile: Profile, loader: Loader) -> Where:
     line = max(lines, key=lambda line: line.share, default=None)
     if line is None or line.share < MIN_LINE * (profile.share(Phase.DATA_WAIT) or 0.0):
         return Where(file=loader.file, line=loader.line)
-    return Where(
-        file=line.file,
-        line=line.line,
-        at=f" at {line.function}",
-        evidence=(f"Most of it is spent at: {line.text}",) if line.text else (),
-    )
+    return Where.seen(line)
 
 
 def _workers_for(profile: Profile, load_ns: float, compute_ns: float) -> int:

@@ -80,6 +80,9 @@ all of a wait of which more workers win a part."""
 MORE_WORKERS = ("loader-workers", "loader-workers-reseeded")
 """Actions that give a loader more workers."""
 
+MIN_EPOCHS = 2
+"""Beginnings of epochs to have seen: a single one may have been slow for another reason."""
+
 DRAWN = 0.5
 """Part of a wait for workers that is not theirs, as the training thread draws what they are to fetch."""
 

@@ -105,13 +105,12 @@ BESIDE_A_TEAM: dict[str, Any] = {
 """A worker that keeps up beside two threads of torch's on two CPUs: the one that has none holds up the
 other, which meanwhile spins. Measured; steps of 100 ms, of which 35 ms are the worker's."""
 
-A_CPU_IDLE: dict[str, Any] = {
-    "num_workers": 1,
-    "cpus": 2,
-    "host": HostStats(cpus=2, process_cpus=0.5),
-}
+A_CPU_IDLE: dict[str, Any] = {"num_workers": 1, "cpus": 2, "host": HostStats(cpus=2, process_cpus=0.5)}
 """One worker on two CPUs that takes 100 ms for a batch, beside a loop that computes for half of the time
 and waits for the other: a second worker wins half of the wait."""
+
+EPOCHS = {"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6}
+"""Of steps of 100 ms: what twenty beginnings of epochs cost, divided among all of them."""
 
 WELL_FED = fed_by(data_wait_ms=0.3, fetch_ms=90, workers={"ready_batches": 3.4, "idle_share": 0.5})
 """Two workers that keep up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Loader
 
 MIN_SHARE = 0.2
@@ -27,16 +27,16 @@ class Where:
     at: str = ""
     evidence: tuple[str, ...] = ()
 
+    @classmethod
+    def seen(cls, line: SourceLine) -> Where:
+        """Returns the place of a sampled line that stands out."""
+        shown = (f"Most of it is spent at: {line.text}",) if line.text else ()
+        return cls(file=line.file, line=line.line, at=f" at {line.function}", evidence=shown)
+
 
 def where_slow(profile: Profile, loader: Loader) -> Where:
     """Returns the line that a loader's workers spend most of their time in."""
     lines = [line for line in profile.where if line.in_worker and line.share >= MIN_SHARE]
     if not lines:
         return Where(file=loader.file, line=loader.line)
-    line = max(lines, key=lambda line: line.share)
-    return Where(
-        file=line.file,
-        line=line.line,
-        at=f" at {line.function}",
-        evidence=(f"Most of it is spent at: {line.text}",) if line.text else (),
-    )
+    return Where.seen(max(lines, key=lambda line: line.share))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from diagnose.core.profile import Profile
 from diagnose.rules._supply import main_loader
 from diagnose.rules.base import Rule
@@ -10,7 +12,9 @@ from diagnose.rules.base import Rule
 class WorkerRule(Rule):
     """A rule that applies where worker processes feed the loop."""
 
+    min_workers: ClassVar[int] = 1
+
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
         loader = main_loader(profile)
-        return loader is not None and loader.num_workers > 0
+        return loader is not None and loader.num_workers >= self.min_workers

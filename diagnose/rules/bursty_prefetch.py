@@ -8,7 +8,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
 from diagnose.rules._supply import MIN_SHARE, SATURATED, applicable, supply_of, with_loader_arguments
 from diagnose.rules._worker_examples import WELL_FED, fed_by
-from diagnose.rules.base import Rule
+from diagnose.rules._worker_rule import WorkerRule
 
 IN_BURSTS = 0.5
 """Part of the wait that must come in regular long waits."""
@@ -20,7 +20,11 @@ MAX_TAIL = 0.2
 """With a longer tail the batches themselves differ, and the fault is `slow-samples`."""
 
 
-class BurstyPrefetch(Rule):
+BURSTS = {"burst_ns": 19e6, "burst_share": 0.25, "burst_period": 4}
+RARE = {"burst_ns": 19e6, "burst_share": 0.02, "burst_period": 50}
+
+
+class BurstyPrefetch(WorkerRule):
     """
     ## What it means
     The loop waits in every `num_workers`-th step: all workers begin a batch at the same time and finish
@@ -35,37 +39,18 @@ class BurstyPrefetch(Rule):
     wait.
     """
 
+    min_workers = 2
     needs = ("input.workers", "input.burst_ns")
     actions = ("loader-prefetch", "loader-workers")
     explains = ("slow-samples",)
     fires_on = (
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=200,
-            num_workers=4,
-            loader={"prefetch_factor": 1},
-            stats={"burst_ns": 19e6, "burst_share": 0.25, "burst_period": 4},
-        ),
+        fed_by(data_wait_ms=20, fetch_ms=200, num_workers=4, loader={"prefetch_factor": 1}, stats=BURSTS),
     )
     silent_on = (
         WELL_FED,
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=390,
-            num_workers=4,
-            stats={"burst_ns": 19e6, "burst_share": 0.25, "burst_period": 4},
-        ),
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=200,
-            num_workers=4,
-            stats={"burst_ns": 19e6, "burst_share": 0.02, "burst_period": 50},
-        ),
+        fed_by(data_wait_ms=20, fetch_ms=390, num_workers=4, stats=BURSTS),
+        fed_by(data_wait_ms=20, fetch_ms=200, num_workers=4, stats=RARE),
     )
-
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return any(loader.num_workers > 1 for loader in profile.program.loaders[:1])
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -81,18 +66,15 @@ class BurstyPrefetch(Rule):
         prefetch = 2 * max(2, supply.loader.prefetch_factor or 2)
         return Finding(
             rule=self.name,
-            summary=(
-                f"Every {period} steps the loop waits for all {workers} workers at once:"
-                f" {format_share(burst_ns / profile.step_time_ns)} of the time."
-            ),
+            summary=f"Every {period} steps the loop waits for all {workers} workers at once:"
+            f" {format_share(burst_ns / profile.step_time_ns)} of the time.",
             lost_ns={Phase.DATA_WAIT: burst_ns},
             low_ns=0.4 * burst_ns,
             high_ns=supply.wait_ns,
             assumption="enough batches are prepared ahead to bridge the gaps",
             evidence=(
                 f"{format_share(burst_ns / supply.wait_ns)} of the waiting comes in one step of {period};"
-                " there"
-                f" are {workers} workers.",
+                f" there are {workers} workers.",
                 *supply.evidence(),
             ),
             fix=f"Prepare {prefetch} batches ahead per worker.",

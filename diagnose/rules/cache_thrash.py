@@ -21,6 +21,12 @@ MIN_EPOCHS = 1
 """Epochs that began within the measured steps: what they read had been read before."""
 
 
+def reading(**stats: float) -> Profile:
+    """Workers that wait for what a step reads from the disk: the same in each epoch, but for these."""
+    read = {"early_read_bytes": 9e6, "late_read_bytes": 8e6, "epoch_starts": 3, **stats}
+    return fed_by(data_wait_ms=50, fetch_ms=200, workers={"cpu_share": 0.1}, stats=read)
+
+
 class CacheThrash(WorkerRule):
     """
     ## What it means
@@ -37,29 +43,8 @@ class CacheThrash(WorkerRule):
 
     needs = ("input.early_read_bytes", "input.late_read_bytes", "input.workers.delay_share")
     explains = ("slow-storage", "too-few-workers")
-    fires_on = (
-        fed_by(
-            data_wait_ms=50,
-            fetch_ms=200,
-            workers={"cpu_share": 0.1},
-            stats={"early_read_bytes": 9e6, "late_read_bytes": 8e6, "epoch_starts": 3},
-        ),
-    )
-    silent_on = (
-        WELL_FED,
-        fed_by(
-            data_wait_ms=50,
-            fetch_ms=200,
-            workers={"cpu_share": 0.1},
-            stats={"early_read_bytes": 9e6, "late_read_bytes": 8e6, "epoch_starts": 0},
-        ),
-        fed_by(
-            data_wait_ms=50,
-            fetch_ms=200,
-            workers={"cpu_share": 0.1},
-            stats={"early_read_bytes": 9e6, "late_read_bytes": 1e4, "epoch_starts": 3},
-        ),
-    )
+    fires_on = (reading(),)
+    silent_on = (WELL_FED, reading(epoch_starts=0), reading(late_read_bytes=1e4))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -71,11 +56,8 @@ class CacheThrash(WorkerRule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"The data is read from disk again each epoch, and {format_share(supply.wait_share)} of"
-                " each"
-                " step is spent waiting for it."
-            ),
+            summary=f"The data is read from disk again each epoch, and {format_share(supply.wait_share)} of"
+            " each step is spent waiting for it.",
             lost_ns={Phase.DATA_WAIT: supply.wait_ns},
             low_ns=0.4 * supply.wait_ns,
             high_ns=supply.wait_ns,

@@ -23,6 +23,12 @@ MIN_SHARE = 0.04
 """Of the mean step."""
 
 
+def cooled(**stats: float) -> Profile:
+    """A run that waited for a cold disk at first, but for these."""
+    cold = {"early_wait_ns": 70e6, "late_wait_ns": 2e6, "early_read_bytes": 9e6, "late_read_bytes": 1e4}
+    return fed_by(data_wait_ms=20, fetch_ms=100, stats={**cold, **stats})
+
+
 class ColdPageCache(Rule):
     """
     ## What it means
@@ -39,40 +45,11 @@ class ColdPageCache(Rule):
 
     needs = ("input.early_read_bytes", "input.late_read_bytes", "input.early_wait_ns")
     explains = ("serial-loading", "slow-storage", "too-few-workers")
-    fires_on = (
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=100,
-            stats={
-                "early_wait_ns": 70e6,
-                "late_wait_ns": 2e6,
-                "early_read_bytes": 9e6,
-                "late_read_bytes": 1e4,
-            },
-        ),
-    )
+    fires_on = (cooled(),)
     silent_on = (
         WELL_FED,
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=100,
-            stats={
-                "early_wait_ns": 70e6,
-                "late_wait_ns": 2e6,
-                "early_read_bytes": 1e4,
-                "late_read_bytes": 0,
-            },
-        ),
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=100,
-            stats={
-                "early_wait_ns": 21e6,
-                "late_wait_ns": 20e6,
-                "early_read_bytes": 9e6,
-                "late_read_bytes": 8e6,
-            },
-        ),
+        cooled(early_read_bytes=1e4, late_read_bytes=0),
+        cooled(early_wait_ns=21e6, late_wait_ns=20e6, late_read_bytes=8e6),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -93,11 +70,8 @@ class ColdPageCache(Rule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"The loop waited {format_ms(stats.early_wait_ns)} a step while the data came from a cold"
-                " disk,"
-                f" and {format_ms(stats.late_wait_ns)} once it was cached."
-            ),
+            summary=f"The loop waited {format_ms(stats.early_wait_ns)} a step while the data came from a"
+            f" cold disk, and {format_ms(stats.late_wait_ns)} once it was cached.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=stats.steady_wait_ns,

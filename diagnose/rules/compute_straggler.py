@@ -15,9 +15,9 @@ from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._meetings import holding, own_parts
 from diagnose.rules._rank_examples import meeting, ranks_example
+from diagnose.rules._rank_rule import RankRule
 from diagnose.rules._ranks import Late, latest
 from diagnose.rules._reductions import steady_wait_ns, waits_ns
-from diagnose.rules.base import Rule
 from diagnose.rules.frequent_evaluation import generating_ns, teaching_ns
 
 MIN_SHARE = 0.1
@@ -26,6 +26,10 @@ MIN_SHARE = 0.1
 MIN_HELD_SHARE = 0.07
 """Less is enough where one rank was seen to come last steadily, step by step: a tenth more than the others
 take is a smaller part of the longer step, and noise takes its share."""
+
+MUCH_LONGER = 3.0
+"""Times what the others take that a rank takes longer in code of the loop's own, if it does so in bursts:
+a busy machine stretches what all ranks do, and does not make it three times as long."""
 
 MIN_TIMED, MIN_LATE, MIN_RATIO = 6, 0.8, 1.2
 """A rank is slow in backward if, of at least so many passes that DDP timed, it was slower than each other
@@ -48,25 +52,17 @@ for what the training uses of it in every step."""
 
 SLOW = {Phase.FORWARD: 60.0, Phase.BACKWARD: 40.0}
 WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
-BACKWARD = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
 IN_BACKWARD = Program(
-    ddp=(
+    ddp=tuple(
         Ddp(
-            rank=0,
+            rank=rank,
             world_size=2,
-            compute_ns=30e6,
-            comm_ns=70e6,
-            overlap_ns=25e6,
-            compute_ns_by_pass=dict.fromkeys(range(4, 12), 30e6),
-        ),
-        Ddp(
-            rank=1,
-            world_size=2,
-            compute_ns=72e6,
-            comm_ns=20e6,
-            overlap_ns=15e6,
-            compute_ns_by_pass=dict.fromkeys(range(4, 12), 72e6),
-        ),
+            compute_ns=compute_ms * 1e6,
+            comm_ns=comm_ms * 1e6,
+            overlap_ns=overlap_ms * 1e6,
+            compute_ns_by_pass=dict.fromkeys(range(4, 12), compute_ms * 1e6),
+        )
+        for rank, (compute_ms, comm_ms, overlap_ms) in enumerate(((30, 70, 25), (72, 20, 15)))
     )
 )
 BUSY = Program(
@@ -94,6 +90,11 @@ TEACHER_OF_FIRST = replace(FIRST_IN_BACKWARD, calls=Calls(num_steps=5, untrained
 TRAINED_OF_FIRST = replace(FIRST_IN_BACKWARD, calls=Calls(num_steps=5, untrained=0.0, free=0.0))
 TEACHES_EACH_STEP = Series(median_ns={phase: ms * 1e6 for phase, ms in TEACHES.items()})
 TEACHES_NOW_AND_THEN = Series(median_ns={**TEACHES_EACH_STEP.median_ns, Phase.EVALUATION: 0.0})
+IN_BURSTS = {Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0, Phase.COMMUNICATION: 10.0, Phase.OTHER: 20.0}
+HARDLY_ANY = {Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0, Phase.COMMUNICATION: 28.0, Phase.OTHER: 2.0}
+ALSO_MUCH = {Phase.FORWARD: 20.0, Phase.BACKWARD: 46.0, Phase.COMMUNICATION: 26.0, Phase.OTHER: 8.0}
+NOW_AND_THEN = Program(meetings=meeting(28, 10, last=1, held_ms=18, share=0.55))
+OF_FIRST_NOW_AND_THEN = Program(meetings=meeting(10, 28, last=0, held_ms=18, share=0.55))
 IN_ALL = Program(gatherings=meeting(50, 10, last=1, held_ms=40))
 IN_ALL_ALIKE = Program(gatherings=meeting(50, 10, last=1, held_ms=40, share=0.6))
 NOT_IN_DDP = Program(meetings=meeting(10, 10, last=1, held_ms=0, share=0.5), gatherings=IN_ALL.gatherings)
@@ -107,7 +108,7 @@ TAKING_TURNS = replace(
 )
 
 
-class ComputeStraggler(Rule):
+class ComputeStraggler(RankRule):
     """
     ## What it means
     One rank takes longer for its forward, its backward or its Python code, also for what its loop computes
@@ -119,7 +120,7 @@ class ComputeStraggler(Rule):
 
     ## When it is wrong
     Ranks with different work on purpose, such as the stages of a pipeline. A rank that is late in some
-    steps only is not named.
+    steps only is named where it runs code of its loop that the others do not, and never the first.
     """
 
     needs = ("ranks_comparable",)
@@ -127,7 +128,7 @@ class ComputeStraggler(Rule):
     fires_on = (
         ranks_example(WAITING, SLOW),
         ranks_example(SLOW, WAITING),
-        ranks_example(BACKWARD, BACKWARD, program=IN_BACKWARD),
+        ranks_example(WAITING, WAITING, program=IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=LAST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=ON_A_BUSY_MACHINE),
         ranks_example(MEETS_WAITING, READS_AND_COMPUTES, program=LAST_IN_BACKWARD),
@@ -135,15 +136,18 @@ class ComputeStraggler(Rule):
         ranks_example(TEACHES, MEETS_WAITING, program=TEACHER_OF_FIRST, series=TEACHES_EACH_STEP),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=NOT_IN_DDP),
+        ranks_example(HARDLY_ANY, IN_BURSTS, program=NOW_AND_THEN),
         ranks_example(READS_OR_FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD, working_ms=39.0),
         ranks_example(FILTERS_ALONE, WAITING, working_ms=39.0),
     )
     silent_on = (
         ranks_example(SLOW, SLOW),
-        ranks_example(BACKWARD, BACKWARD, program=EVEN),
+        ranks_example(WAITING, WAITING, program=EVEN),
         ranks_example(WAITING, SLOW, program=BUSY),
         TAKING_TURNS,
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=MOSTLY_ALIKE),
+        ranks_example(ALSO_MUCH, IN_BURSTS, program=NOW_AND_THEN),
+        ranks_example(IN_BURSTS, HARDLY_ANY, program=OF_FIRST_NOW_AND_THEN),
         ranks_example(MEETS_WAITING, MEETS_WAITING, program=LAST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, READS_OR_FILTERS, program=LAST_IN_BACKWARD),
         ranks_example(READS_OR_FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD),
@@ -155,27 +159,20 @@ class ComputeStraggler(Rule):
         ranks_example(TEACHES, TEACHES, program=TEACHER_OF_FIRST, series=TEACHES_EACH_STEP),
     )
 
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return len(profile.ranks) > 1
-
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         if profile.program.meetings is not None or profile.program.gatherings is not None:
             return self._by_meetings(profile)
-        found = [
-            late
-            for late in (latest(profile, HOST, steadily=True), _late_in_backward(profile))
-            if late is not None
-        ]
-        late = max(found, key=lambda late: sum(late.waits.values()), default=None)
-        if late is None or sum(late.waits.values()) < MIN_SHARE * profile.step_time_ns:
+        found = (latest(profile, HOST, steadily=True), _late_in_backward(profile))
+        late = max(filter(None, found), key=lambda late: late.won_ns, default=None)
+        if late is None or late.won_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        if _saves(profile, late.rank, late.phase):
+        # The first rank that is late as it saves is for `checkpoint-stall`.
+        if late.phase is Phase.CHECKPOINT and late.rank == profile.ranks[0].rank:
             return None
         waits = _all_of_it(profile, late)
         lost_ns = sum(waits.values())
-        steady_ns = steady_wait_ns(profile.program.ddp, but=late.ranks or (late.rank,))
+        steady_ns = steady_wait_ns(profile.program.ddp, but=late.ranks)
         if steady_ns is not None and steady_ns < MIN_STEADY * lost_ns:
             return None
         where = slower_in(profile.ranks, late.rank, late.phase)
@@ -194,7 +191,7 @@ class ComputeStraggler(Rule):
             fix=f"Find what slows {late.host}: its clocks, its other jobs, what its ranks do more of."
             if late.host
             else f"Find what rank {late.rank} does more of, or slower, in {where}.",
-            ranks=late.ranks or (late.rank,),
+            ranks=late.ranks,
         )
 
     def _by_meetings(self, profile: Profile) -> Finding | None:
@@ -202,7 +199,7 @@ class ComputeStraggler(Rule):
         for another reason, as its input, is left to the rule that knows it."""
         held = holding(profile)
         if held is None:
-            return None
+            return self._in_bursts(profile)
         is_first = held.rank == profile.ranks[0].rank
         longer_ns = {p: _left_ns(profile, p, ns) if is_first else ns for p, ns in held.excess_ns.items()}
         own_ns = {p: ns for p, ns in longer_ns.items() if p in OWN and ns > 0}
@@ -238,14 +235,42 @@ class ComputeStraggler(Rule):
             ranks=(held.rank,),
         )
 
+    def _in_bursts(self, profile: Profile) -> Finding | None:
+        """A rank that now and then runs code that the others have next to none of: a busy machine stretches
+        what there is. What the first rank does so for all has rules of its own."""
+        late = latest(profile, (Phase.OTHER,), in_bursts=True)
+        if late is None or len(late.ranks) > 1 or late.rank == profile.ranks[0].rank:
+            return None
+        others_ns = median(each.own_ns(Phase.OTHER) for each in profile.ranks if each.rank != late.rank)
+        if MUCH_LONGER * others_ns > late.late_ns or late.held_ns < MIN_HELD_SHARE * profile.step_time_ns:
+            return None
+        where = slower_in(profile.ranks, late.rank, late.phase)
+        return Finding(
+            rule=self.name,
+            summary=f"Rank {late.rank} is now and then slower in {where}, and the others wait for it.",
+            lost_ns=late.waits,
+            low_ns=LOW * late.held_ns,
+            high_ns=HIGH * late.held_ns,
+            assumption="every step takes as long as its slowest rank",
+            evidence=(
+                f"Rank {late.rank} takes {format_ms(late.late_ns)} longer in {where}, in the mean of all"
+                f" steps, and the others {format_ms(others_ns)}.",
+                f"The others wait {format_ms(late.held_ns)} of the mean step for it.",
+            ),
+            fix=f"Find what rank {late.rank} alone does every so many steps.",
+            ranks=late.ranks,
+        )
+
 
 def _left_ns(profile: Profile, phase: Phase, longer_ns: float) -> float:
     """Returns what of the first rank's lateness in a phase no other rule names: not what it evaluates, be
     it in every step, but what a teacher or one that writes texts computes there for the training itself."""
     if phase is Phase.EVALUATION:
         others_ns = median(rank.phase_time_ns.get(phase, 0.0) for rank in profile.ranks[1:])
-        known_ns = max(teaching_ns(profile), generating_ns(profile)) - others_ns
-        return max(0.0, min(longer_ns, known_ns))
+        known_ns = max(teaching_ns(profile), generating_ns(profile))
+        # Not scaled by the mean step: that has in it what this rank alone evaluates and saves now and then.
+        usual_ns = profile.series.median_ns.get(phase, known_ns)
+        return max(0.0, min(longer_ns, min(known_ns, usual_ns) - others_ns))
     return 0.0 if phase in OF_FIRST else longer_ns
 
 
@@ -256,11 +281,6 @@ def _of_first(one: RankProfile, lost: dict[Phase, float]) -> dict[Phase, float]:
         for phase, part_ns in own_parts(one, slow, ns).items():
             parts[phase] = parts.get(phase, 0.0) + part_ns
     return parts
-
-
-def _saves(profile: Profile, rank: int, phase: Phase) -> bool:
-    """Whether it is the first rank that is late, as it saves: that is `checkpoint-stall`."""
-    return phase is Phase.CHECKPOINT and rank == profile.ranks[0].rank
 
 
 def _most(excess_ns: dict[Phase, float]) -> list[tuple[Phase, float]]:
@@ -291,7 +311,7 @@ def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:
     lost_ns = min(sum(by_phase.values()), median(waited) - (waits_ns(profile, one) or 0.0))
     if lost_ns <= 0:
         return late.waits
-    if profile.ranks[0].rank not in (late.ranks or (late.rank,)):
+    if profile.ranks[0].rank not in late.ranks:
         return {Phase.BACKWARD: lost_ns}
     part = lost_ns / sum(by_phase.values())
     return _of_first(one, {phase: part * ns for phase, ns in by_phase.items()})
@@ -320,6 +340,7 @@ def _late_in_backward(profile: Profile) -> Late | None:
     backward_ns = profile.spent_ns(Phase.BACKWARD)
     return Late(
         rank=last.rank,
+        ranks=(last.rank,),
         phase=Phase.BACKWARD,
         late_ns=passes * late_ns,
         waits={Phase.BACKWARD: min(lost_ns, backward_ns)},

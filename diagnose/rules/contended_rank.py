@@ -14,7 +14,7 @@ from diagnose.core.units import format_ms
 from diagnose.rules._meetings import holding
 from diagnose.rules._phases import STEP
 from diagnose.rules._rank_examples import meeting, ranks_example
-from diagnose.rules.base import Rule
+from diagnose.rules._rank_rule import RankRule
 
 MIN_SHARE = 0.08
 """Of the step, in which the others wait."""
@@ -56,7 +56,7 @@ def delayed(*shares: float | None, late: dict[Phase, float] = SLOW) -> Profile:
     )
 
 
-class ContendedRank(Rule):
+class ContendedRank(RankRule):
     """
     ## What it means
     Something else runs on the CPUs of one rank: its training thread is ready to run and has to wait for its
@@ -80,10 +80,6 @@ class ContendedRank(Rule):
         delayed(None, None),
         delayed(0.4, 0.02),
     )
-
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return len(profile.ranks) > 1
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
@@ -20,7 +22,19 @@ LEAST_IDLE = 0.6
 
 BOUNDS = (0.4, 1.25)
 
-BOUND = {"cpus": 1, "machine_cpus": 4, "num_threads": 1, "process_cpus": 0.99, "on_cpu_share": 0.98}
+BOUND = HostStats(
+    cpus=1,
+    machine_cpus=4,
+    num_threads=1,
+    process_cpus=0.99,
+    on_cpu_share=0.98,
+    runnable_share=0.01,
+    busy_cpus=1.2,
+)
+FREE = HostStats(cpus=4, machine_cpus=4, num_threads=1, process_cpus=1.0, runnable_share=0.1, busy_cpus=1.0)
+HALF_USED = HostStats(
+    cpus=2, machine_cpus=4, num_threads=2, process_cpus=0.5, runnable_share=0.0, busy_cpus=0.5
+)
 FROM_WITHIN = (
     "look for taskset or a variable such as KMP_AFFINITY, or widen the binding before torch is imported"
 )
@@ -47,34 +61,16 @@ class CpuAffinity(Rule):
     explains = ("too-many-workers",)
     of_host = True
     fires_on = (
-        profile(
-            host=HostStats(**BOUND, runnable_share=0.01, busy_cpus=1.2, cpuset_cpus=4),  # type: ignore[arg-type]
-            settings=LARGE,
-        ),
-        profile(host=HostStats(**BOUND, runnable_share=0.4, busy_cpus=1.2)),  # type: ignore[arg-type]
+        profile(host=replace(BOUND, cpuset_cpus=4), settings=LARGE),
+        profile(host=replace(BOUND, runnable_share=0.4)),
     )
     silent_on = (
-        profile(host=HostStats(**BOUND, runnable_share=0.01, busy_cpus=3.9), settings=LARGE),  # type: ignore[arg-type]
-        profile(
-            device="cuda",
-            host=HostStats(**BOUND, runnable_share=0.01, busy_cpus=1.2),  # type: ignore[arg-type]
-            settings=LARGE,
-        ),
-        profile(
-            host=HostStats(**BOUND, runnable_share=0.4, busy_cpus=1.2, quota_cpus=1.0),  # type: ignore[arg-type]
-            settings=LARGE,
-        ),
-        profile(
-            host=HostStats(cpus=4, machine_cpus=4, num_threads=1, process_cpus=1.0, runnable_share=0.1,
-                           busy_cpus=1.0),
-            settings=LARGE,
-        ),
-        profile(
-            host=HostStats(cpus=2, machine_cpus=4, num_threads=2, process_cpus=0.5, runnable_share=0.0,
-                           busy_cpus=0.5),
-            settings=LARGE,
-        ),
-    )  # fmt: skip
+        profile(host=replace(BOUND, busy_cpus=3.9), settings=LARGE),
+        profile(device="cuda", host=BOUND, settings=LARGE),
+        profile(host=replace(BOUND, runnable_share=0.4, quota_cpus=1.0), settings=LARGE),
+        profile(host=FREE, settings=LARGE),
+        profile(host=HALF_USED, settings=LARGE),
+    )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""

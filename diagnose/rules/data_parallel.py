@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
-from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Program
 from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._device import DeviceRule, awaiting_launches
 from diagnose.rules._examples import card, profile
-
-DRIVEN = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-"""Phases that distributed processes would run on all devices at the same time."""
+from diagnose.rules._phases import STEP
 
 MIN_SHARE = 0.04
 
@@ -68,7 +65,8 @@ class DataParallel(DeviceRule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         model = next(model for model in profile.program.models if model.is_data_parallel)
-        idle = awaiting_launches(profile, DRIVEN)
+        # What distributed processes would run on all devices at the same time.
+        idle = awaiting_launches(profile, STEP)
         whole_ns = sum(idle.values())
         if EXPECTED * whole_ns < MIN_SHARE * profile.step_time_ns:
             return None

@@ -14,6 +14,18 @@ MIN_SHARE = 0.04
 """Of the step, in which the device waits for a copy."""
 
 
+def linked(ms: float, width: int) -> Profile:
+    """A loop that waits so long of 100 ms for copies, over so many lanes of 16."""
+    copies = Copies(
+        to_device_ns=ms * 1e6,
+        link_width=width,
+        link_max_width=16,
+        link_generation=4,
+        link_max_generation=4,
+    )
+    return profile(device="cuda", copy_ms=ms, copies=copies)
+
+
 class DegradedLink(DeviceRule):
     """
     ## What it means
@@ -37,35 +49,8 @@ class DegradedLink(DeviceRule):
         "copies.link_max_generation",
     )
     explains = ("saturated-link",)
-    fires_on = (
-        profile(
-            device="cuda",
-            copy_ms=30,
-            copies=Copies(
-                to_device_ns=30e6, link_width=4, link_max_width=16, link_generation=4, link_max_generation=4
-            ),
-        ),
-    )
-    silent_on = (
-        profile(
-            device="cuda",
-            copy_ms=30,
-            copies=Copies(
-                to_device_ns=30e6,
-                link_width=16,
-                link_max_width=16,
-                link_generation=4,
-                link_max_generation=4,
-            ),
-        ),
-        profile(
-            device="cuda",
-            copy_ms=1,
-            copies=Copies(
-                to_device_ns=1e6, link_width=4, link_max_width=16, link_generation=4, link_max_generation=4
-            ),
-        ),
-    )
+    fires_on = (linked(30, 4),)
+    silent_on = (linked(30, 16), linked(1, 4))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -81,11 +66,8 @@ class DegradedLink(DeviceRule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"The link to the device runs at {format_share(speed)} of its speed: {width} of {most}"
-                " lanes,"
-                f" generation {generation} of {newest}."
-            ),
+            summary=f"The link to the device runs at {format_share(speed)} of its speed: {width} of {most}"
+            f" lanes, generation {generation} of {newest}.",
             lost_ns={Phase.COPY: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=lost_ns,

@@ -31,10 +31,7 @@ class DeviceToHostCopies(DeviceRule):
     Where the host needs the values to decide on the next step.
     """
 
-    needs = (
-        "copies.to_host_bytes",
-        "copies.to_host_ns",
-    )
+    needs = ("copies.to_host_bytes", "copies.to_host_ns")
     explains = ("host-sync",)
     fires_on = (
         profile(
@@ -62,10 +59,8 @@ class DeviceToHostCopies(DeviceRule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"{format_bytes(fetched)} are fetched from the device in every step:"
-                f" {format_share(lost_ns / profile.step_time_ns)} of the time."
-            ),
+            summary=f"{format_bytes(fetched)} are fetched from the device in every step:"
+            f" {format_share(lost_ns / profile.step_time_ns)} of the time.",
             lost_ns={Phase.COPY: copying_ns, Phase.OTHER: waiting_ns},
             low_ns=0.3 * lost_ns,
             high_ns=lost_ns,

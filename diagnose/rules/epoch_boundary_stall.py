@@ -15,20 +15,18 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named
 from diagnose.rules._supply import (
     KEEP_ITERATOR,
+    MIN_EPOCHS,
     begins_anew,
     drawn_at_starts_ns,
     draws_at_starts,
     main_loader,
 )
-from diagnose.rules._worker_examples import WELL_FED, fed_by
+from diagnose.rules._worker_examples import EPOCHS, WELL_FED, fed_by
 from diagnose.rules.base import WORTH_SHARE, Rule
-from diagnose.rules.slow_batch_building import SERIAL, between_epochs
+from diagnose.rules.slow_batch_building import BEGUN_SHORTLY, SERIAL, between_epochs
 
 READ_WHOLE = re.compile(r"\blist\(\s*[\w.]*(loader|dl)\w*\s*\)", re.IGNORECASE)
 """A line that reads all batches of a loader at once trains on none of them."""
-
-MIN_EPOCHS = 2
-"""Beginnings to have seen: a single one may have been slow for another reason."""
 
 EMPTIED = (
     "Now each step begins an epoch: the workers finish what they were asked for, all of it is thrown away,"
@@ -73,27 +71,18 @@ class EpochBoundaryStall(Rule):
 
     needs = ("input.epoch_start_ns",)
     fires_on = (
+        fed_by(data_wait_ms=12, fetch_ms=20, stats=EPOCHS),
         fed_by(
             data_wait_ms=12,
             fetch_ms=20,
-            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
-        ),
-        fed_by(
-            data_wait_ms=12,
-            fetch_ms=20,
-            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
+            stats=EPOCHS,
             where=(at("return losses / len(list(train_dl))", 0.1, phase=Phase.DATA_WAIT),),
         ),
         fed_by(
             data_wait_ms=12,
             fetch_ms=20,
             loader={"persistent_workers": False},
-            stats={
-                "epoch_starts": 20,
-                "epoch_start_ns": 10e6,
-                "epoch_drawing_ns": 9e6,
-                "steady_wait_ns": 2e6,
-            },
+            stats={**EPOCHS, "epoch_drawing_ns": 9e6},
         ),
         fed_by(
             data_wait_ms=60,
@@ -114,6 +103,7 @@ class EpochBoundaryStall(Rule):
         ),
     )
     silent_on = (
+        BEGUN_SHORTLY,
         # The largest of the lines may be what each step slices.
         profile(
             data_wait_ms=18,
@@ -142,12 +132,7 @@ class EpochBoundaryStall(Rule):
         profile(data_wait_ms=15, input=InputStats(**{**MADE, "epoch_start_gap_ns": 4e6}), where=(MIXED,)),
         profile(data_wait_ms=15, input=InputStats(**{**MADE, "epoch_start_gap_ns": 40e6}), where=(MIXED,)),
         WELL_FED,
-        fed_by(
-            data_wait_ms=12,
-            fetch_ms=20,
-            loader={"persistent_workers": False},
-            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
-        ),
+        fed_by(data_wait_ms=12, fetch_ms=20, loader={"persistent_workers": False}, stats=EPOCHS),
     )
 
     def applies(self, profile: Profile) -> bool:

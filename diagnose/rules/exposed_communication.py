@@ -102,22 +102,13 @@ class ExposedCommunication(Rule):
         waited_ns = min(max(0.0, steady_ns - LATENCY_NS) * ddp[0].synced_passes, backward_ns)
         if waited_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        return Finding(
-            rule=self.name,
-            summary=f"Every rank waits {format_ms(waited_ns)} or more of each step for gradients.",
-            lost_ns={Phase.BACKWARD: EXPECTED * waited_ns},
-            low_ns=LOW * waited_ns,
-            high_ns=min(max(waited_ns, EXPECTED * typical_ns), backward_ns),
-            assumption="most of it can be hidden or left out; no link is free",
-            evidence=(
-                "By DDP's timers the reduction goes on after the last gradient, on every rank, for"
-                f" {format_ms(steady_ns)} in the quickest pass and {format_ms(typical_ns)} in a usual one.",
-                f"{format_bytes(ddp[0].param_bytes or 0)} in {len(ddp[0].bucket_bytes)} buckets,"
-                f" over {ddp[0].backend}.",
-            ),
-            fix="Reduce less often or in fewer bits.",
-            code=_hooked(profile),
-            actions=self.actions,
+        return self._found(
+            profile,
+            {Phase.BACKWARD: EXPECTED * waited_ns},
+            waited_ns,
+            min(max(waited_ns, EXPECTED * typical_ns), backward_ns),
+            "By DDP's timers the reduction goes on after the last gradient, on every rank, for"
+            f" {format_ms(steady_ns)} in the quickest pass and {format_ms(typical_ns)} in a usual one.",
         )
 
     def _by_meetings(self, profile: Profile, meetings: Meetings) -> Finding | None:
@@ -127,17 +118,30 @@ class ExposedCommunication(Rule):
         waited_ns = min(max(0.0, meetings.calm_ns - LATENCY_NS * ddp.synced_passes), there_ns)
         if waited_ns < MIN_SHARE * profile.step_time_ns:
             return None
+        return self._found(
+            profile,
+            {Phase.COMMUNICATION: EXPECTED * waited_ns},
+            waited_ns,
+            max(waited_ns, min(EXPECTED * meetings.common_ns, there_ns)),
+            "When the last rank has its gradients, it still waits for"
+            f" {format_ms(meetings.common_ns)} on average, and for {format_ms(meetings.calm_ns)} or more"
+            " in three of four steps.",
+        )
+
+    def _found(
+        self, profile: Profile, lost_ns: dict[Phase, float], waited_ns: float, high_ns: float, seen: str
+    ) -> Finding:
+        """Returns the finding that every rank waits so long, as was `seen`."""
+        ddp = profile.program.ddp[0]
         return Finding(
             rule=self.name,
             summary=f"Every rank waits {format_ms(waited_ns)} or more of each step for gradients.",
-            lost_ns={Phase.COMMUNICATION: EXPECTED * waited_ns},
+            lost_ns=lost_ns,
             low_ns=LOW * waited_ns,
-            high_ns=max(waited_ns, min(EXPECTED * meetings.common_ns, there_ns)),
+            high_ns=high_ns,
             assumption="most of it can be hidden or left out; no link is free",
             evidence=(
-                "When the last rank has its gradients, it still waits for"
-                f" {format_ms(meetings.common_ns)} on average, and for {format_ms(meetings.calm_ns)} or"
-                " more in three of four steps.",
+                seen,
                 f"{format_bytes(ddp.param_bytes or 0)} in {len(ddp.bucket_bytes)} buckets,"
                 f" over {ddp.backend}.",
             ),

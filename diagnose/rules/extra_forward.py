@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph
 from diagnose.core.phases import Phase
@@ -34,12 +36,15 @@ TWICE = Program(
     calls=Calls(num_steps=4, repeated_with_grad=1.0, repeated=0.0),
     graph=Graph(num_nodes=100, wasted_share=0.5),
 )
-BOTH_USED = Program(
-    calls=Calls(num_steps=4, repeated_with_grad=1.0, repeated=0.0),
-    graph=Graph(num_nodes=100, wasted_share=0.0),
-)
-JUDGED = Calls(num_steps=4, judged_with_grad=1.0, repeated=0.0)
-"""After `eval()`, which switches no gradients off."""
+BOTH_USED = replace(TWICE, graph=Graph(num_nodes=100, wasted_share=0.0))
+
+
+def judged(wasted: float) -> Program:
+    """Calls after `eval()`, which switches no gradients off; a pass uses all of the graph but this part."""
+    calls = Calls(num_steps=4, judged_with_grad=1.0, repeated=0.0)
+    return Program(calls=calls, graph=Graph(num_nodes=100, wasted_share=wasted))
+
+
 EACH_STEP = Series(median_ns={Phase.EVALUATION: 20e6, Phase.FORWARD: 80e6})
 
 
@@ -65,11 +70,7 @@ class ExtraForward(Rule):
         profile(evaluation_ms=20, program=SWITCHED, series=EACH_STEP),
         profile(evaluation_ms=20, program=FIRST, series=EACH_STEP),
         profile(program=TWICE),
-        profile(
-            evaluation_ms=20,
-            program=Program(calls=JUDGED, graph=Graph(num_nodes=100, wasted_share=0.5)),
-            series=EACH_STEP,
-        ),
+        profile(evaluation_ms=20, program=judged(wasted=0.5), series=EACH_STEP),
     )
     silent_on = (
         profile(
@@ -83,11 +84,7 @@ class ExtraForward(Rule):
             where=(at("a = policy(obs).sample()", 0.2, "rollout", phase=Phase.EVALUATION),),
         ),
         profile(program=BOTH_USED),
-        profile(
-            evaluation_ms=20,
-            program=Program(calls=JUDGED, graph=Graph(num_nodes=100, wasted_share=0.0)),
-            series=EACH_STEP,
-        ),
+        profile(evaluation_ms=20, program=judged(wasted=0.0), series=EACH_STEP),
     )
 
     def applies(self, profile: Profile) -> bool:

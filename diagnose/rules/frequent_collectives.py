@@ -15,8 +15,8 @@ from diagnose.core.units import format_ms, format_share
 from diagnose.rules._lines import at
 from diagnose.rules._meetings import excess_of, held_alone_ns, last_to_come
 from diagnose.rules._rank_examples import meeting, ranks_example
+from diagnose.rules._rank_rule import RankRule
 from diagnose.rules._reductions import averaging_by_hand_ns
-from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.03
 """One small reduction per step takes less."""
@@ -33,12 +33,9 @@ LOW = 0.5
 TURNS = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
 """Now one rank is late to a single reduction and now the other."""
 
-
 SHARDED = Program(fsdp=Fsdp(world_size=2, gather_ns=12e6, scatter_ns=7e6))
 LAUNCHED = Program(fsdp=Fsdp(world_size=2, gather_ns=1e6, scatter_ns=1e6))
 NOT_KNOWN = Program(fsdp=Fsdp(world_size=2))
-GATHERS = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
-SENDS = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
 UNPICKLES = Program(meetings=meeting(1, 17, last=0, held_ms=16), collective_ns=19e6)
 WAITS_FOR_IT = replace(UNPICKLES, collective_ns=2e6)
 COMPUTES = {Phase.COMMUNICATION: 3.0, Phase.BACKWARD: 97.0}
@@ -68,7 +65,7 @@ def gathering(
     return replace(job, ranks=tuple(replace(each, gathering_ns=ms * 1e6) for each, ms in ranks))
 
 
-class FrequentCollectives(Rule):
+class FrequentCollectives(RankRule):
     """
     ## What it means
     Besides the gradients, the loop averages a metric, gathers results or waits at a barrier in every step.
@@ -79,29 +76,23 @@ class FrequentCollectives(Rule):
 
     ## When it is wrong
     A loss that needs what `all_reduce` changes in place: what it gets otherwise of the other ranks' batches
-    is not counted. A loop that averages its gradients itself is known by how much it adds up between
-    backward and the optimizer: where it compresses them, that is taken for its own. Nothing is said of
-    `fully_shard` on GPUs, nor of ranks there that send to each other, whose model or optimizer calls
+    is not counted. A loop that averages its gradients itself is known by how much it adds up, or gathers,
+    between backward and the optimizer: where it compresses them, that is taken for its own. Nothing is said
+    of `fully_shard` on GPUs, nor of ranks there that send to each other, whose model or optimizer calls
     collectives, or whose DDP sends buffers: a step's own communication cannot be told from the script's.
     """
 
     explains = ("logging-io", "slow-metrics")
     fires_on = (
-        ranks_example(
-            {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0},
-            {Phase.COMMUNICATION: 18.0, Phase.BACKWARD: 82.0},
-        ),
-        ranks_example(
-            {Phase.COMMUNICATION: 5.0, Phase.BACKWARD: 95.0},
-            {Phase.COMMUNICATION: 40.0, Phase.BACKWARD: 60.0},
-        ),
+        ranks_example(TURNS, {Phase.COMMUNICATION: 18.0, Phase.BACKWARD: 82.0}),
+        ranks_example(LATE_TO_GATHER, {Phase.COMMUNICATION: 40.0, Phase.BACKWARD: 60.0}),
         averaging(1.0, 12.0),
         averaging(0.1, 19.0),
         averaging(2.0, 19.0),
         gathering(TURNS, TURNS, gathering_ms=(5, 5)),
         gathering(WAITS_IN_GATHER, LATE_TO_GATHER, gathering_ms=(8, 1)),
         gathering(WAITS_IN_GATHER, LATE_TO_GATHER, gathering_ms=(8, 1), collective_ns=5e6),
-        ranks_example(GATHERS, SENDS, program=UNPICKLES),
+        ranks_example(TURNS, TURNS, program=UNPICKLES),
         ranks_example(TURNS, TURNS, program=IN_EACH_FOURTH, series=NOW_AND_THEN),
     )
     silent_on = (
@@ -117,7 +108,7 @@ class FrequentCollectives(Rule):
         gathering(TURNS, TURNS, gathering_ms=(18, 18)),
         gathering(TURNS, TURNS, gathering_ms=(18, 18), collective_ns=10e6),
         gathering(WAITS_IN_GATHER, LATE_TO_GATHER, gathering_ms=(11, 4), collective_ns=5e6),
-        ranks_example(COMPUTES, SENDS, program=WAITS_FOR_IT),
+        ranks_example(COMPUTES, TURNS, program=WAITS_FOR_IT),
         ranks_example(TURNS, TURNS, program=ONCE_AN_EPOCH, series=NOW_AND_THEN),
         ranks_example(TURNS, TURNS, program=SHARDED),
         ranks_example(TURNS, TURNS, program=LAUNCHED, device="cuda"),
@@ -126,10 +117,6 @@ class FrequentCollectives(Rule):
         ranks_example(TURNS, TURNS, exchanged_ms=None, device="cuda"),
         ranks_example(TURNS, TURNS, program=Program(ddp=(Ddp(broadcasts_buffers=True),)), device="cuda"),
     )
-
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return len(profile.ranks) > 1
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
-from diagnose.core.program import Calls, Loader, Program
+from diagnose.core.program import Calls, Evaluating, Loader, Program
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named, rhythm
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
+from diagnose.rules.worker_startup import starting_ns
 
 MIN_SHARE = 0.05
 """From here on an evaluation within an epoch is worth doing more rarely."""
@@ -46,6 +48,13 @@ EVERY_20 = Series(
 TWO_RHYTHMS = Series(spike_ns={Phase.EVALUATION: 8e6}, spike_share={Phase.EVALUATION: 0.07})
 ONCE_AN_EPOCH = Series(spike_ns={Phase.EVALUATION: 8e6}, spike_share={Phase.EVALUATION: 0.01})
 HUNDRED_STEPS = Program(loaders=(Loader(num_workers=0, batch_size=10, dataset_length=1000, epochs=5),))
+TEACHER = Program(calls=Calls(num_steps=5, untrained=1.0))
+GENERATES = at("print(model.generate(prompt))", 0.5, phase=Phase.EVALUATION)
+
+
+def in_each_step(evaluation_ms: float, forward_ms: float) -> Series:
+    """What a usual step spends."""
+    return Series(median_ns={Phase.EVALUATION: evaluation_ms * 1e6, Phase.FORWARD: forward_ms * 1e6})
 
 
 class FrequentEvaluation(Rule):
@@ -65,15 +74,8 @@ class FrequentEvaluation(Rule):
     """
 
     fires_on = (
-        profile(
-            evaluation_ms=50,
-            where=(at("print(model.generate(prompt))", 0.5, phase=Phase.EVALUATION),),
-        ),
-        profile(
-            evaluation_ms=50,
-            series=Series(median_ns={Phase.EVALUATION: 3e6, Phase.FORWARD: 50e6}),
-            where=(at("print(model.generate(prompt))", 0.45, phase=Phase.EVALUATION),),
-        ),
+        profile(evaluation_ms=50, where=(GENERATES,)),
+        profile(evaluation_ms=50, series=in_each_step(3, 50), where=(replace(GENERATES, share=0.45),)),
         profile(evaluation_ms=8, series=EVERY_20, program=HUNDRED_STEPS),
         profile(evaluation_ms=8, series=TWO_RHYTHMS, program=HUNDRED_STEPS),
         profile(evaluation_ms=12),
@@ -81,15 +83,11 @@ class FrequentEvaluation(Rule):
     )
     silent_on = (
         profile(),
-        profile(
-            evaluation_ms=20,
-            program=Program(calls=Calls(num_steps=5, untrained=1.0)),
-            series=Series(median_ns={Phase.EVALUATION: 20e6, Phase.FORWARD: 80e6}),
-        ),
+        profile(evaluation_ms=20, program=TEACHER, series=in_each_step(20, 80)),
         profile(
             evaluation_ms=20,
             program=Program(calls=Calls(num_steps=5, free=1.0)),
-            series=Series(median_ns={Phase.EVALUATION: 20e6, Phase.FORWARD: 80e6}),
+            series=in_each_step(20, 80),
         ),
         profile(
             evaluation_ms=70,
@@ -100,20 +98,25 @@ class FrequentEvaluation(Rule):
         ),
         profile(
             evaluation_ms=50,
-            series=Series(median_ns={Phase.EVALUATION: 50e6, Phase.FORWARD: 50e6}),
-            where=(at("ids = model.generate(prompts)", 0.5, phase=Phase.EVALUATION),),
+            series=in_each_step(50, 50),
+            where=(replace(GENERATES, text="ids = model.generate(prompts)"),),
         ),
         profile(
             evaluation_ms=40,
-            program=Program(calls=Calls(num_steps=5, untrained=1.0)),
-            series=Series(
-                median_ns={Phase.EVALUATION: 20e6, Phase.FORWARD: 60e6}, spike_ns={Phase.EVALUATION: 18e6}
-            ),
+            program=TEACHER,
+            series=replace(in_each_step(20, 60), spike_ns={Phase.EVALUATION: 18e6}),
             where=(at("o2, r, d, _ = env.step(a)", 0.18, "environment", phase=Phase.EVALUATION),),
         ),
         profile(evaluation_ms=9),
         profile(evaluation_ms=20, series=ONCE_AN_EPOCH, program=HUNDRED_STEPS),
         profile(evaluation_ms=20, program=HUNDRED_STEPS),
+        profile(
+            evaluation_ms=30,
+            program=replace(
+                HUNDRED_STEPS,
+                evaluating=(Evaluating(loader=Loader(num_workers=2, epochs=20), starts=20, start_ns=12e6),),
+            ),
+        ),
         profile(checkpoint_ms=20),
     )
 
@@ -127,7 +130,7 @@ class FrequentEvaluation(Rule):
         # Rollouts that come in bursts are beyond what every step has.
         burst_ns = min(made_ns, profile.series.spike_ns.get(Phase.EVALUATION, 0.0))
         explained_ns = max(teaching + burst_ns, made_ns)
-        lost_ns = profile.phase_time_ns[Phase.EVALUATION] - explained_ns
+        lost_ns = profile.phase_time_ns[Phase.EVALUATION] - explained_ns - starting_ns(profile)
         share = lost_ns / profile.step_time_ns
         if share < least_share(profile):
             return None

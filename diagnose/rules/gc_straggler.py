@@ -7,8 +7,8 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms
 from diagnose.rules._rank_examples import ranks_example
+from diagnose.rules._rank_rule import RankRule
 from diagnose.rules._ranks import latest
-from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02
 """Collections of young objects take less in any healthy loop."""
@@ -20,7 +20,7 @@ PAUSED = {Phase.FORWARD: 30.0, Phase.BACKWARD: 50.0, Phase.GC: 20.0}
 WAITING = {Phase.FORWARD: 30.0, Phase.BACKWARD: 70.0}
 
 
-class GcStraggler(Rule):
+class GcStraggler(RankRule):
     """
     ## What it means
     On one rank Python's garbage collector walks many objects and pauses the loop. The others wait for its
@@ -45,27 +45,23 @@ class GcStraggler(Rule):
         ranks_example({Phase.FORWARD: 50.0, Phase.BACKWARD: 50.0}, PAUSED),
     )
 
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return len(profile.ranks) > 1
-
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         late = latest(profile, (Phase.GC,), in_bursts=True)
-        if late is None or sum(late.waits.values()) < MIN_SHARE * profile.step_time_ns:
+        if late is None or late.won_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        lost_ns = sum(late.waits.values())
         return Finding(
             rule=self.name,
             summary=f"The garbage collector of rank {late.rank} stops all {len(profile.ranks)} ranks.",
             lost_ns=late.waits,
-            low_ns=LOW * lost_ns,
-            high_ns=HIGH * lost_ns,
+            low_ns=LOW * late.won_ns,
+            high_ns=HIGH * late.won_ns,
             assumption="every step takes as long as its slowest rank",
             evidence=(
                 f"Rank {late.rank} spends {format_ms(late.late_ns)} more of each step in the collector than"
                 " the others.",
-                f"The others wait {format_ms(lost_ns)} of each step for it, in backward and collectives.",
+                f"The others wait {format_ms(late.won_ns)} of each step for it, in backward and"
+                " collectives.",
             ),
             fix=f"On rank {late.rank}, before the loop: import gc; gc.collect(); gc.freeze().",
             code="gc.collect(); gc.freeze()",

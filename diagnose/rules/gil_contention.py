@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from diagnose.core.finding import Finding
@@ -33,8 +34,9 @@ MAX_WAIT_NS = 60_000_000
 """One wait for the lock takes 5 ms and the other thread's turn; longer ones are for something else."""
 
 HOG = PythonThread(name="Thread-1 (watch)", cpus=0.5, file="/home/me/train.py", line=12)
-HELD = {"on_cpu_share": 0.3, "runnable_share": 0.05, "process_cpus": 0.9}
-FED = {**HELD, "on_cpu_share": 0.5}
+HELD = HostStats(
+    on_cpu_share=0.3, runnable_share=0.05, process_cpus=0.9, voluntary_per_s=250.0, python_threads=(HOG,)
+)
 
 
 class GilContention(Rule):
@@ -55,26 +57,13 @@ class GilContention(Rule):
     needs = ("host.on_cpu_share", "host.runnable_share", "host.voluntary_per_s")
     explains = ("small-operators", "python-overhead", "slow-optimizer")
     of_host = True
-    fires_on = (
-        profile(host=HostStats(**HELD, voluntary_per_s=250.0, python_threads=(HOG,))),  # type: ignore[arg-type]
-    )
+    fires_on = (profile(host=HELD),)
     silent_on = (
-        profile(host=HostStats(**HELD, voluntary_per_s=250.0)),  # type: ignore[arg-type]
-        profile(host=HostStats(**HELD, voluntary_per_s=2.0, python_threads=(HOG,))),  # type: ignore[arg-type]
-        profile(
-            host=HostStats(
-                on_cpu_share=0.97, runnable_share=0.01, voluntary_per_s=250, python_threads=(HOG,)
-            )
-        ),
-        profile(
-            data_wait_ms=80,
-            host=HostStats(**HELD, voluntary_per_s=250.0, python_threads=(HOG,)),  # type: ignore[arg-type]
-        ),
-        profile(
-            data_wait_ms=45,
-            input=InputStats(asked_aside=True),
-            host=HostStats(**FED, voluntary_per_s=250.0, python_threads=(HOG,)),  # type: ignore[arg-type]
-        ),
+        profile(host=replace(HELD, python_threads=())),
+        profile(host=replace(HELD, voluntary_per_s=2.0)),
+        profile(host=replace(HELD, on_cpu_share=0.97, runnable_share=0.01)),
+        profile(data_wait_ms=80, host=HELD),
+        profile(data_wait_ms=45, input=InputStats(asked_aside=True), host=replace(HELD, on_cpu_share=0.5)),
     )
 
     def check(self, profile: Profile) -> Finding | None:

@@ -7,8 +7,8 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms
 from diagnose.rules._rank_examples import ranks_example
+from diagnose.rules._rank_rule import RankRule
 from diagnose.rules._ranks import latest
-from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.04
 """Ranks differ by less without anything being wrong."""
@@ -22,7 +22,7 @@ STANDING = {Phase.DATA_WAIT: 1.0, Phase.OTHER: 29.0, Phase.FORWARD: 20.0, Phase.
 ALIKE = {Phase.DATA_WAIT: 30.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 51.0}
 
 
-class InputStraggler(Rule):
+class InputStraggler(RankRule):
     """
     ## What it means
     One rank waits longer than the others for its batch. Gradients are averaged over all, so every rank
@@ -51,16 +51,11 @@ class InputStraggler(Rule):
         ranks_example(LATE, WAITING, working_ms=28.0),
     )
 
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return len(profile.ranks) > 1
-
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         late = latest(profile, (Phase.DATA_WAIT,))
         if late is None or late.late_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        lost_ns = sum(late.waits.values())
         one = profile.rank(late.rank)
         name, longer = late.who, format_ms(late.late_ns)
         several = len(late.ranks) > 1
@@ -82,8 +77,8 @@ class InputStraggler(Rule):
             rule=self.name,
             summary=summary,
             lost_ns=late.waits,
-            low_ns=LOW * lost_ns,
-            high_ns=HIGH * lost_ns,
+            low_ns=LOW * late.won_ns,
+            high_ns=HIGH * late.won_ns,
             assumption="every step takes as long as its slowest rank",
             evidence=(
                 seen,

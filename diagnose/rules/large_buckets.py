@@ -9,11 +9,8 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._reductions import made_without, reduces_in
+from diagnose.rules._reductions import BUCKET_BYTES, made_without, reduces_in
 from diagnose.rules.base import Rule
-
-DEFAULT_BYTES = 25 * 2**20
-"""What DDP uses by itself."""
 
 MIN_TIMES_MORE = 2
 """A bucket up to twice the default hides about as much."""
@@ -73,10 +70,10 @@ class LargeBuckets(Rule):
         profile(program=buckets(10**9, (300_000_000, 1_000_000), comm_ms=8)),
     )
     silent_on = (
-        profile(program=buckets(DEFAULT_BYTES, (25 * 2**20,) * 16)),
+        profile(program=buckets(BUCKET_BYTES, (25 * 2**20,) * 16)),
         profile(program=buckets(10**9, (4_000_000,))),
         profile(program=buckets(10**9, (400_000_000,), comm_ms=2)),
-        profile(program=buckets(DEFAULT_BYTES, (400_000_000, 1_000_000))),
+        profile(program=buckets(BUCKET_BYTES, (400_000_000, 1_000_000))),
         profile(program=buckets(10**9, (400_000_000,)), host=HostStats(runnable_share=0.4)),
     )
 
@@ -87,9 +84,9 @@ class LargeBuckets(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         ddp = profile.program.ddp[0]
-        cap, sent = ddp.bucket_cap_bytes or DEFAULT_BYTES, sum(ddp.bucket_bytes)
-        usual = sent // DEFAULT_BYTES
-        if cap < MIN_TIMES_MORE * DEFAULT_BYTES or usual < 2:
+        cap, sent = ddp.bucket_cap_bytes or BUCKET_BYTES, sum(ddp.bucket_bytes)
+        usual = sent // BUCKET_BYTES
+        if cap < MIN_TIMES_MORE * BUCKET_BYTES or usual < 2:
             return None
         if (profile.host.runnable_share or 0.0) > MAX_RUNNABLE_SHARE:
             return None
@@ -116,7 +113,7 @@ class LargeBuckets(Rule):
             high_ns=min(HIGH * lost_ns, there_ns),
             assumption="all buckets but the last are sent while the rest is computed",
             evidence=(
-                f"bucket_cap_mb allows {format_bytes(cap)}, the default {format_bytes(DEFAULT_BYTES)};"
+                f"bucket_cap_mb allows {format_bytes(cap)}, the default {format_bytes(BUCKET_BYTES)};"
                 f" {format_bytes(sent)} are in {len(ddp.bucket_bytes)} buckets.",
                 f"By DDP's timers the reduction takes {format_ms(least.comm_ns)}, of which"
                 f" {format_ms(least.overlap_ns)} are hidden.",

@@ -70,10 +70,8 @@ class LaunchBound(DeviceRule):
         )
         return Finding(
             rule=self.name,
-            summary=(
-                f"The device waits {format_share(idle_ns / profile.step_time_ns)} of each step for kernels"
-                " to be launched."
-            ),
+            summary=f"The device waits {format_share(idle_ns / profile.step_time_ns)} of each step for"
+            " kernels to be launched.",
             lost_ns={phase: EXPECTED * ns for phase, ns in idle.items() if ns},
             low_ns=LOW * idle_ns,
             high_ns=HIGH * idle_ns,

@@ -78,8 +78,7 @@ class MemoryCreep(Rule):
             assumption="fresh memory costs its clearing, and nothing else slows down",
             evidence=(
                 f"The process grew by {format_bytes(memory.growth_bytes)} in {steps} steps, in every"
-                f" quarter of the"
-                f" run.{full}",
+                f" quarter of the run.{full}",
             ),
             fix="Find what keeps a tensor of every step; a loss kept for a mean holds its whole graph.",
             code="losses.append(loss.item())",

@@ -8,6 +8,7 @@ from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._device import DeviceRule, busy_ns
 from diagnose.rules._examples import GIB, card, profile
 from diagnose.rules._phases import shared
+from diagnose.rules.allocator_retries import MIN_PER_STEP
 from diagnose.rules.base import WORTH_SHARE
 
 MIN_SPLIT_SHARE = 0.2
@@ -17,10 +18,13 @@ NEARLY_ALL = 0.85
 """Part of the device's memory that is reserved: below this the driver still has some, and pieces that do
 not fit cost nothing."""
 
-MIN_PER_STEP = 0.01
-
 LOW = 0.6
 """Segments that can grow fit most sizes, not all."""
+
+
+def retrying(**readings: object) -> Profile:
+    """A device that asks its driver again and again, with so much in pieces or not."""
+    return profile(device=card(alloc_retries=300, retry_ns=8e6, reserved_bytes=76 * GIB, **readings))
 
 
 class MemoryFragmentation(DeviceRule):
@@ -47,26 +51,12 @@ class MemoryFragmentation(DeviceRule):
         "device.total_bytes",
     )
     explains = ("allocator-retries",)
-    fires_on = (
-        profile(
-            device=card(
-                alloc_retries=300, retry_ns=8e6, inactive_split_bytes=24 * GIB, reserved_bytes=76 * GIB
-            )
-        ),
-    )
+    fires_on = (retrying(inactive_split_bytes=24 * GIB),)
     silent_on = (
         profile(device=card()),
-        profile(device=card(alloc_retries=300, retry_ns=8e6, reserved_bytes=76 * GIB)),
+        retrying(),
         profile(device=card(inactive_split_bytes=24 * GIB)),
-        profile(
-            device=card(
-                alloc_retries=300,
-                retry_ns=8e6,
-                inactive_split_bytes=24 * GIB,
-                reserved_bytes=76 * GIB,
-                expandable_segments=True,
-            )
-        ),
+        retrying(inactive_split_bytes=24 * GIB, expandable_segments=True),
     )
 
     def applies(self, profile: Profile) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.profile import Profile
@@ -17,7 +19,7 @@ MIN_STALL = 0.03
 MIN_FAULTS_PER_S = 10
 """Pages that this process had to read back, per second. Loading a library takes some, once."""
 
-PRESSED = {"memory_stall_share": 0.3, "on_cpu_share": 0.6, "runnable_share": 0.02}
+PRESSED = HostStats(memory_stall_share=0.3, on_cpu_share=0.6, runnable_share=0.02, major_faults_per_s=500.0)
 
 
 class MemoryPressure(Rule):
@@ -34,16 +36,10 @@ class MemoryPressure(Rule):
     """
 
     needs = ("host.memory_stall_share", "host.major_faults_per_s", "host.on_cpu_share")
-    fires_on = (
-        profile(host=HostStats(**PRESSED, major_faults_per_s=500.0, swapped_bytes=1 << 30)),  # type: ignore[arg-type]
-    )
+    fires_on = (profile(host=replace(PRESSED, swapped_bytes=1 << 30)),)
     silent_on = (
-        profile(host=HostStats(**PRESSED, major_faults_per_s=1.0)),  # type: ignore[arg-type]
-        profile(
-            host=HostStats(
-                memory_stall_share=0.0, on_cpu_share=0.6, runnable_share=0.0, major_faults_per_s=500
-            )
-        ),
+        profile(host=replace(PRESSED, major_faults_per_s=1.0)),
+        profile(host=replace(PRESSED, memory_stall_share=0.0, runnable_share=0.0)),
     )
 
     def check(self, profile: Profile) -> Finding | None:

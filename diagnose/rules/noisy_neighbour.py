@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.input import InputStats, WorkerStats
@@ -33,7 +35,20 @@ QUIET_DELAY = 0.01
 LEAST_NS = 2_000_000_000
 """A shorter run may have met one burst of another program."""
 
-SHARED = {"cpus": 2, "machine_cpus": 2, "num_threads": 1, "process_cpus": 0.8, "child_cpus": 0.0}
+SHARED = HostStats(
+    cpus=2,
+    machine_cpus=2,
+    num_threads=1,
+    process_cpus=0.8,
+    child_cpus=0.0,
+    runnable_share=0.2,
+    busy_cpus=2.0,
+)
+TEAM = replace(
+    SHARED, num_threads=2, process_cpus=1.0, child_cpus=None, runnable_share=0.3, native_delay_share=0.3
+)
+STARTED = replace(SHARED, process_cpus=0.7, child_cpus=1.0)
+"""What runs beside it are processes that the script has started."""
 
 WITH_WORKERS = Program(loaders=(Loader(num_workers=2, batch_size=8),))
 
@@ -59,43 +74,30 @@ class NoisyNeighbour(Rule):
     residual = True
     of_host = True
     fires_on = (
-        profile(host=HostStats(**SHARED, runnable_share=0.2, busy_cpus=2.0)),  # type: ignore[arg-type]
-        profile(
-            host=HostStats(
-                cpus=2,
-                machine_cpus=2,
-                num_threads=2,
-                process_cpus=1.0,
-                runnable_share=0.3,
-                native_delay_share=0.3,
-                busy_cpus=2.0,
-            )
-        ),
-        profile(
-            host=HostStats(
-                cpus=2, machine_cpus=2, num_threads=1, process_cpus=0.7, child_cpus=1.0,
-                runnable_share=0.2, busy_cpus=2.0,
-            )
-        ),
-    )  # fmt: skip
+        profile(host=SHARED),
+        profile(host=TEAM),
+        profile(host=STARTED),
+    )
     silent_on = (
-        profile(host=HostStats(**SHARED, runnable_share=0.02, busy_cpus=2.0)),  # type: ignore[arg-type]
-        profile(host=HostStats(**SHARED, runnable_share=0.2, busy_cpus=1.0)),  # type: ignore[arg-type]
+        profile(host=replace(SHARED, runnable_share=0.02)),
+        profile(host=replace(SHARED, busy_cpus=1.0)),
         profile(
-            host=HostStats(
-                cpus=2, machine_cpus=2, num_threads=1, process_cpus=0.7, child_cpus=1.0,
-                runnable_share=0.2, busy_cpus=2.0,
-            ),
+            host=STARTED,
             program=WITH_WORKERS,
             input=InputStats(
                 batches_per_step=1.0,
                 workers=WorkerStats(
-                    num_workers=2, batches=500, fetch_ns=90e6, collate_ns=5e6, send_ns=1e6,
-                    cpu_share=0.95, idle_share=0.1,
+                    num_workers=2,
+                    batches=500,
+                    fetch_ns=90e6,
+                    collate_ns=5e6,
+                    send_ns=1e6,
+                    cpu_share=0.95,
+                    idle_share=0.1,
                 ),
             ),
         ),
-    )  # fmt: skip
+    )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.freed_memory import as_statement, as_variables
 from diagnose.core.host import HostStats
@@ -65,18 +67,9 @@ class PageFaults(Rule):
         profile(step_ms=16, host=CHURNS, program=Program(loaders=(Loader(num_workers=0, epochs=20),))),
     )
     silent_on = (
-        profile(
-            step_ms=16,
-            host=HostStats(system_share=0.4, minor_faults_per_s=1000.0, growth_bytes_per_s=0.0),
-        ),
-        profile(
-            step_ms=16,
-            host=HostStats(system_share=0.4, minor_faults_per_s=1e5, growth_bytes_per_s=4e8),
-        ),
-        profile(
-            step_ms=16,
-            host=HostStats(system_share=0.01, minor_faults_per_s=1e5, growth_bytes_per_s=0.0),
-        ),
+        profile(step_ms=16, host=replace(CHURNS, minor_faults_per_s=1000.0)),
+        profile(step_ms=16, host=replace(CHURNS, minor_faults_per_s=1e5, growth_bytes_per_s=4e8)),
+        profile(step_ms=16, host=replace(CHURNS, minor_faults_per_s=1e5, system_share=0.01)),
         profile(step_ms=16, host=CHURNS, program=Program(loaders=(Loader(num_workers=4, epochs=20),))),
     )
 
@@ -103,10 +96,8 @@ class PageFaults(Rule):
         variables = " ".join(f"{name}={value}" for name, value in as_variables().items())
         return Finding(
             rule=self.name,
-            summary=(
-                f"Memory goes back to the system and is fetched anew: {faults:,.0f} page faults in each"
-                f" step, and {format_share(system)} of the time in the kernel"
-            ),
+            summary=f"Memory goes back to the system and is fetched anew: {faults:,.0f} page faults in each"
+            f" step, and {format_share(system)} of the time in the kernel",
             lost_ns=lost,
             low_ns=min(total, LEAST * in_kernel * profile.step_time_ns),
             high_ns=max(total, min(MOST * in_kernel, 0.95) * profile.step_time_ns),

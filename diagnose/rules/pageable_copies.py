@@ -21,6 +21,12 @@ PINNED_SPEEDUP = 2.0
 """A copy from page-locked memory takes half the time on PCIe, as a rule of thumb; it can overlap, too."""
 
 
+def sending(ms: float, num_bytes: float, pageable: float) -> Profile:
+    """A loop that waits so long of 100 ms for so many bytes, this part of them from unpinned memory."""
+    copies = Copies(to_device_ns=ms * 1e6, to_device_bytes=num_bytes, pageable_share=pageable)
+    return profile(device="cuda", copy_ms=ms, copies=copies)
+
+
 class PageableCopies(DeviceRule):
     """
     ## What it means
@@ -35,32 +41,11 @@ class PageableCopies(DeviceRule):
     A machine with little memory: pinned memory cannot be swapped out.
     """
 
-    needs = (
-        "copies.to_device_ns",
-        "copies.to_device_bytes",
-        "copies.pageable_share",
-    )
+    needs = ("copies.to_device_ns", "copies.to_device_bytes", "copies.pageable_share")
     actions = ("pin-memory", "device-prefetch")
     explains = ("saturated-link",)
-    fires_on = (
-        profile(
-            device="cuda",
-            copy_ms=20,
-            copies=Copies(to_device_ns=20e6, to_device_bytes=200e6, pageable_share=1.0),
-        ),
-    )
-    silent_on = (
-        profile(
-            device="cuda",
-            copy_ms=20,
-            copies=Copies(to_device_ns=20e6, to_device_bytes=200e6, pageable_share=0.0),
-        ),
-        profile(
-            device="cuda",
-            copy_ms=1,
-            copies=Copies(to_device_ns=1e6, to_device_bytes=5e6, pageable_share=1.0),
-        ),
-    )
+    fires_on = (sending(20, 200e6, 1.0),)
+    silent_on = (sending(20, 200e6, 0.0), sending(1, 5e6, 1.0))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -74,11 +59,8 @@ class PageableCopies(DeviceRule):
         lost_ns = spent_ns * pageable
         return Finding(
             rule=self.name,
-            summary=(
-                "Copying batches from unpinned memory takes"
-                f" {format_share(spent_ns / profile.step_time_ns)}"
-                " of each step."
-            ),
+            summary="Copying batches from unpinned memory takes"
+            f" {format_share(spent_ns / profile.step_time_ns)} of each step.",
             lost_ns={Phase.COPY: lost_ns},
             low_ns=lost_ns * (1 - 1 / PINNED_SPEEDUP),
             high_ns=lost_ns,

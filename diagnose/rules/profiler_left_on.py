@@ -12,6 +12,7 @@ from diagnose.core.settings import Settings
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import stretch_of
 from diagnose.rules._examples import profile
+from diagnose.rules._phases import STEP
 from diagnose.rules.base import Rule
 
 MIN_READINGS = 0.5
@@ -87,19 +88,18 @@ class ProfilerLeftOn(Rule):
         """See `Rule.check`."""
         share, trace = profile.host.profiler_share, profile.settings.trace
         assert share is not None
-        if share < MIN_READINGS and not trace:
+        is_torchs = share >= MIN_READINGS
+        if not is_torchs and not trace:
             return None
-        costs = recording_ns(profile) if share >= MIN_READINGS else tracing_ns(profile)
+        costs = recording_ns(profile) if is_torchs else tracing_ns(profile)
         lost = {phase: min(ns, MOST * profile.spent_ns(phase)) for phase, ns in costs.items()}
         total = sum(lost.values())
         if not total:
             return None
-        name = "torch.profiler" if share >= MIN_READINGS else trace
-        seen = (
-            f"torch's profiler was on in {format_share(share)} of the readings."
-            if share >= MIN_READINGS
-            else f"Python calls {trace} for every call or line of the training thread."
-        )
+        name, seen = trace, f"Python calls {trace} for every call or line of the training thread."
+        if is_torchs:
+            name = "torch.profiler"
+            seen = f"torch's profiler was on in {format_share(share)} of the readings."
         return Finding(
             rule=self.name,
             summary=f"{name} records the whole training",
@@ -110,7 +110,7 @@ class ProfilerLeftOn(Rule):
             evidence=(seen, *extras(profile), f"It costs about {format_duration(total)} of each step."),
             fix=f"Record a few steps with {name}, not all of them.",
             code="torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=2, active=5))"
-            if share >= MIN_READINGS
+            if is_torchs
             else "",
         )
 
@@ -121,18 +121,12 @@ def recording_ns(profile: Profile) -> dict[Phase, float]:
     more = max((RECORDED.get(name, 1.0) for name in profile.settings.recorded), default=1.0)
     event_ns = IN_STEP * EVENT_NS * more * stretch_of(profile)
     if graph is None or not graph.num_nodes or graph.truncated:
-        return {
-            phase: GUESS * profile.spent_ns(phase)
-            for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-        }
+        return {phase: GUESS * profile.spent_ns(phase) for phase in STEP}
+    fused = sum(each.num_tensors for each in profile.program.optimizers if each.fused)
     return {
         Phase.FORWARD: event_ns * FORWARD * graph.num_nodes * profile.steps.passes,
         Phase.BACKWARD: event_ns * BACKWARD * graph.num_nodes * profile.steps.passes,
-        Phase.OPTIMIZER: event_ns
-        * (
-            TENSOR * looped_tensors(profile)
-            + FUSED * sum(each.num_tensors for each in profile.program.optimizers if each.fused)
-        ),
+        Phase.OPTIMIZER: event_ns * (TENSOR * looped_tensors(profile) + FUSED * fused),
     }
 
 

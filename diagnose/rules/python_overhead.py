@@ -12,9 +12,10 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import at, bounds, lost_of, named, share_of
+from diagnose.rules._lines import MAX_LINES, at, bounds, lost_of, named, seen_in, share_of
 from diagnose.rules._machine import one_core
 from diagnose.rules._own_code import TRAINS, own_lines, regular_lines
+from diagnose.rules._phases import STEP
 from diagnose.rules.base import Rule
 from diagnose.rules.step_jitter import RARE_OWN, long_steps_ns
 
@@ -28,8 +29,6 @@ what a loop is made of."""
 MOST_EDGE = 0.5
 """Of the time of a model: what the line that calls it takes besides is the edge of the call, unless it says
 that it does more."""
-
-MAX_LINES = 4
 
 TRAINER = "transformers/trainer.py:2520 Trainer._inner_training_loop"
 
@@ -107,7 +106,6 @@ class PythonOverhead(Rule):
             return None
         lost = lost_of(profile, lines)
         low, high = bounds(lost, lines)
-        fix = COPIED if "deepcopy(" in lines[0].text else ANY
         return Finding(
             rule=self.name,
             summary=f"Code of the loop itself takes {format_share(share)} of each step,"
@@ -117,14 +115,10 @@ class PythonOverhead(Rule):
             high_ns=high,
             assumption="the code can be removed, or done elsewhere at no cost to the loop",
             evidence=(
-                *(
-                    f"{format_share(line.share)} of the time in {named(line)}, {line.function},"
-                    f" about {line.num_samples} samples, outside of every call that trains."
-                    for line in lines[:MAX_LINES]
-                ),
+                *(f"{seen_in(line)}, outside of every call that trains." for line in lines[:MAX_LINES]),
                 *one_core(profile.host),
             ),
-            fix=fix,
+            fix=COPIED if "deepcopy(" in lines[0].text else ANY,
             file=lines[0].file,
             line=lines[0].line,
         )
@@ -148,6 +142,5 @@ def counted(own: Iterable[SourceLine], where: Iterable[SourceLine]) -> tuple[Sou
 
 
 def _trains(line: SourceLine) -> bool:
-    passes = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-    computes = line.phase in passes and "hook" not in line.idiom
+    computes = line.phase in STEP and "hook" not in line.idiom
     return computes or line.trains or bool(TRAINS.search(line.text))

@@ -118,19 +118,13 @@ class RepeatedPreparation(LoadingRule):
         offered = won_beside(MORE_WORKERS, profile, supply)
         return Finding(
             rule=self.name,
-            summary=(
-                "Each epoch prepares the same samples anew, and"
-                f" {format_share(supply.wait_share)} of each step is spent waiting for them."
-            ),
+            summary="Each epoch prepares the same samples anew, and"
+            f" {format_share(supply.wait_share)} of each step is spent waiting for them.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=supply.wait_ns,
             assumption=READ_FOR_NOTHING,
-            evidence=(
-                _came_again(workers.repeated),
-                *supply.evidence(),
-                *where.evidence,
-            ),
+            evidence=(_came_again(workers.repeated), *supply.evidence(), *where.evidence),
             fix=f"{PREPARE_ONCE}{supply.or_workers}",
             file=where.file,
             line=where.line,
@@ -172,10 +166,8 @@ class RepeatedPreparation(LoadingRule):
         where, offered = where_loading(profile, serial.loader), serial.won_by(profile)
         return Finding(
             rule=self.name,
-            summary=(
-                "Each epoch prepares the same samples anew, on the training thread:"
-                f" {format_share(lost_ns / serial.step_ns)} of each step."
-            ),
+            summary="Each epoch prepares the same samples anew, on the training thread:"
+            f" {format_share(lost_ns / serial.step_ns)} of each step.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=serial.wait_ns,

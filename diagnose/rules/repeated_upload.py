@@ -27,10 +27,7 @@ class RepeatedUpload(DeviceRule):
     memory with numpy. A constant that the loop makes anew each time, with `torch.tensor`, is not seen.
     """
 
-    needs = (
-        "copies.constant_ns",
-        "copies.constant_bytes",
-    )
+    needs = ("copies.constant_ns", "copies.constant_bytes")
     explains = ("pageable-copies", "saturated-link")
     fires_on = (
         profile(
@@ -50,7 +47,7 @@ class RepeatedUpload(DeviceRule):
         spent_ns, sent = copies.constant_ns, copies.constant_bytes
         assert spent_ns is not None and sent is not None
         lost_ns = min(spent_ns, profile.spent_ns(Phase.COPY))
-        if not lost_ns or lost_ns < WORTH_SHARE * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,

@@ -18,6 +18,17 @@ SATURATED = 0.75
 """Part of the link's limit that the rate reaches; protocol takes most of the rest."""
 
 
+def sending(ms: float, num_bytes: float = 7e8, bytes_per_s: float = 22e9) -> Profile:
+    """A loop that waits so long of 100 ms for so many bytes, over a link of 25 GB/s."""
+    copies = Copies(
+        to_device_ns=ms * 1e6,
+        to_device_bytes=num_bytes,
+        link_bytes_per_s=bytes_per_s,
+        link_limit_bytes_per_s=25e9,
+    )
+    return profile(device="cuda", copy_ms=ms, copies=copies)
+
+
 class SaturatedLink(DeviceRule):
     """
     ## What it means
@@ -29,41 +40,14 @@ class SaturatedLink(DeviceRule):
     augmentation on the device, bfloat16 instead of float32.
 
     ## When it is wrong
-    A link that other devices share at the same time, or one that runs below its best: see `degraded-
-    link`.
+    A link that other devices share at the same time, or one that runs below its best: see
+    `degraded-link`.
     """
 
-    needs = (
-        "copies.to_device_ns",
-        "copies.link_bytes_per_s",
-        "copies.link_limit_bytes_per_s",
-    )
+    needs = ("copies.to_device_ns", "copies.link_bytes_per_s", "copies.link_limit_bytes_per_s")
     actions = ("device-prefetch",)
-    fires_on = (
-        profile(
-            device="cuda",
-            copy_ms=30,
-            copies=Copies(
-                to_device_ns=30e6, to_device_bytes=7e8, link_bytes_per_s=22e9, link_limit_bytes_per_s=25e9
-            ),
-        ),
-    )
-    silent_on = (
-        profile(
-            device="cuda",
-            copy_ms=30,
-            copies=Copies(
-                to_device_ns=30e6, to_device_bytes=7e7, link_bytes_per_s=3e9, link_limit_bytes_per_s=25e9
-            ),
-        ),
-        profile(
-            device="cuda",
-            copy_ms=1,
-            copies=Copies(
-                to_device_ns=1e6, to_device_bytes=7e8, link_bytes_per_s=22e9, link_limit_bytes_per_s=25e9
-            ),
-        ),
-    )
+    fires_on = (sending(30),)
+    silent_on = (sending(30, num_bytes=7e7, bytes_per_s=3e9), sending(1))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -75,11 +59,8 @@ class SaturatedLink(DeviceRule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"The link to the device is full, and {format_share(lost_ns / profile.step_time_ns)} of"
-                " each"
-                " step is spent waiting for it."
-            ),
+            summary=f"The link to the device is full, and {format_share(lost_ns / profile.step_time_ns)} of"
+            " each step is spent waiting for it.",
             lost_ns={Phase.COPY: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=lost_ns,

@@ -33,6 +33,7 @@ KEEP = (
 
 ONE_WORKER = Program(loaders=(Loader(num_workers=1, batch_size=32),))
 QUOTA_OF_ONE = HostStats(cpus=64, quota_cpus=1.0, process_cpus=1.0)
+OF_40_MS = InputStats(steady_wait_ns=40e6)
 NO_WORKER = Program(loaders=(Loader(num_workers=0, batch_size=32, file="/home/me/train.py", line=31),))
 STREAM = Program(loaders=(replace(NO_WORKER.loaders[0], iterable=True),))
 MOVED = Program(loaders=(replace(NO_WORKER.loaders[0], moves_batches=True),))
@@ -70,9 +71,7 @@ class SerialLoading(SerialRule):
             program=NO_WORKER,
             input=InputStats(fetch_ns=4e6, collate_ns=1e6, steady_wait_ns=5e6),
         ),
-        profile(data_wait_ms=40, program=STREAM, input=InputStats(steady_wait_ns=40e6)),
-        profile(data_wait_ms=40, program=ON_DEVICE, input=InputStats(steady_wait_ns=40e6)),
-        profile(data_wait_ms=40, program=MOVED, input=InputStats(steady_wait_ns=40e6)),
+        *(profile(data_wait_ms=40, program=each, input=OF_40_MS) for each in (STREAM, ON_DEVICE, MOVED)),
         profile(
             data_wait_ms=60, program=NO_WORKER, input=InputStats(steady_wait_ns=60e6), host=QUOTA_OF_ONE
         ),
@@ -80,7 +79,7 @@ class SerialLoading(SerialRule):
     silent_on = (
         profile(step_ms=5, data_wait_ms=1.2, program=NO_WORKER, input=InputStats(steady_wait_ns=1.2e6)),
         profile(data_wait_ms=3, program=NO_WORKER, input=InputStats(fetch_ns=2e6, steady_wait_ns=3e6)),
-        profile(data_wait_ms=40, program=ONE_WORKER, input=InputStats(steady_wait_ns=40e6)),
+        profile(data_wait_ms=40, program=ONE_WORKER, input=OF_40_MS),
     )
 
     def check(self, profile: Profile) -> Finding | None:
@@ -92,17 +91,13 @@ class SerialLoading(SerialRule):
         alone, offered = takes_rewriting(profile, loader), serial.won_by(profile)
         return Finding(
             rule=self.name,
-            summary=(
-                "The training thread loads its own batches:"
-                f" {format_share(serial.loading_ns / serial.step_ns)} of each step."
-            ),
+            summary="The training thread loads its own batches:"
+            f" {format_share(serial.loading_ns / serial.step_ns)} of each step.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=min(LEAST * lost_ns, max(0.0, serial.won_ns - serial.handover_ns)),
             high_ns=serial.high_ns,
-            assumption=(
-                "workers prepare each batch while the model computes; the lower bound shares the CPUs"
-                " there are"
-            ),
+            assumption="workers prepare each batch while the model computes; the lower bound shares the"
+            " CPUs there are",
             evidence=(*serial.evidence(profile), *serial.whether_it_computes(profile)),
             fix=f"{_advice(profile, serial)}."
             + ("" if alone or profile.settings.start_method == "fork" else f" {MAIN_GUARD}"),

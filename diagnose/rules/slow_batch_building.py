@@ -13,13 +13,13 @@ from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import MIN_SAMPLES, at, bounds, holding_up_batches, named
+from diagnose.rules._lines import MIN_SAMPLES, at, bounds, holding_up_batches, named, part_of
 from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, supply_of
 from diagnose.rules._worker_examples import fed_by
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
 from diagnose.source.function_names import OUTERMOST_WORDS
-from diagnose.source.statements import words
+from diagnose.source.names import words
 
 MIN_SHARE = 0.05
 """Of the step. Slicing tensors, as a loop without a loader does, takes less."""
@@ -63,9 +63,24 @@ DRAWS = "draws what is in each batch before its workers can make it"
 DRAWS_ALONE = "draws what is in each batch before it is fetched"
 ITERATES = {"__iter__", "__next__"}
 
+ENCODED = at("ids = [code[c] for c in text]", 0.19, "python-loop", phase=Phase.DATA_WAIT)
 TOKENIZED = at("enc = tokenizer(batch['text'])", 0.36, phase=Phase.DATA_WAIT)
 DUSTED = replace(at("images = dust(images)", 0.18, "python-loop", phase=Phase.DATA_WAIT), between=0.18)
 SERIAL = Program(loaders=(Loader(num_workers=0),))
+BEGUN_SHORTLY = profile(
+    data_wait_ms=11,
+    forward_ms=88,
+    program=SERIAL,
+    input=InputStats(
+        epoch_starts=9,
+        epoch_start_ns=0.0,
+        epoch_start_gap_ns=6.5e6,
+        steady_gap_ns=10.5e6,
+        steady_wait_ns=1e6,
+    ),
+    where=(replace(DUSTED, share=0.1, between=0.1),),
+)
+"""Targets of the loss are made as each epoch begins, in less than these lines take in all steps."""
 FED = at("for batch in loader:", 0.38, phase=Phase.DATA_WAIT)
 DRAWN = replace(
     at("rows += rng.choice(pool, 4).tolist()", 0.19, phase=Phase.DATA_WAIT), function="Pairs.__iter__"
@@ -78,12 +93,19 @@ SAMPLED = replace(
 )
 
 
+def in_gaps(begins_ms: float, steady_ms: float, **stats: float) -> InputStats:
+    """What passes between hooked calls, beyond the others in the steps that begin epochs, and in others."""
+    gaps = {"epoch_start_gap_ns": begins_ms * 1e6, "steady_gap_ns": steady_ms * 1e6}
+    return InputStats(epoch_starts=9, epoch_start_ns=0.0, **gaps, **stats)  # type: ignore[arg-type]
+
+
 class SlowBatchBuilding(Rule):
     """
     ## What it means
     The loop, or a function like `get_batch`, makes each batch itself, on the training thread, and the model
     waits for it. Usually it encodes text, or builds lists, in Python. Or a `DataLoader` delivers
-    batches, and the loop does the rest of the work on them: it tokenizes, augments, converts.
+    batches, and the loop does the rest of the work on them: it tokenizes, augments, converts, itself or by
+    modules without parameters.
 
     ## What to do
     Do once, before the loop, what is the same in each epoch (encode the whole text into one tensor), and
@@ -96,20 +118,16 @@ class SlowBatchBuilding(Rule):
     `slow-rollout`'s, where the code says so: `obs, reward, done, info = env.step(action)`.
     A batch that is drawn anew each time by a few tensor operations, such as noise for a generator: where it
     takes no longer than to take one over from a worker (2 ms) and the model takes longer, it is not named.
+    Nor are modules that prepare batches on a device, or within `torch.no_grad()`.
     """
 
     explains = ("python-overhead",)
     fires_on = (
-        profile(
-            data_wait_ms=20,
-            where=(at("ids = [code[c] for c in text]", 0.19, "python-loop", phase=Phase.DATA_WAIT),),
-        ),
+        profile(data_wait_ms=20, where=(ENCODED,)),
         profile(data_wait_ms=30, where=(at("x = make(step)", 0.29, phase=Phase.DATA_WAIT),)),
         profile(  # reads a shard each 50 steps, which takes as long as to make the batches of these
             data_wait_ms=40,
-            input=InputStats(
-                epoch_starts=9, epoch_start_ns=0.0, epoch_start_gap_ns=20.5e6, steady_gap_ns=20e6
-            ),
+            input=in_gaps(20.5, 20),
             where=tuple(
                 at(text, 0.2, phase=Phase.DATA_WAIT) for text in ("x = make(step)", "rows = load(shard)")
             ),
@@ -126,21 +144,12 @@ class SlowBatchBuilding(Rule):
         profile(  # something else than the batches begins the epochs, such as targets of the loss
             data_wait_ms=20,
             program=SERIAL,
-            input=InputStats(
-                epoch_starts=9,
-                epoch_start_ns=0.0,
-                epoch_start_gap_ns=40e6,
-                steady_gap_ns=19.5e6,
-                steady_wait_ns=1e6,
-            ),
+            input=in_gaps(40, 19.5, steady_wait_ns=1e6),
             where=(replace(DUSTED, share=0.19, between=0.19),),
         ),
+        BEGUN_SHORTLY,
         profile(data_wait_ms=22, program=SERIAL, input=DRAWN_ALONE, where=(DRAWN, HANDED)),
-        profile(
-            step_ms=4,
-            data_wait_ms=1.2,
-            where=(at("ids = [code[c] for c in text]", 0.28, "python-loop", phase=Phase.DATA_WAIT),),
-        ),
+        profile(step_ms=4, data_wait_ms=1.2, where=(replace(ENCODED, share=0.28, num_samples=280),)),
         profile(step_ms=4, data_wait_ms=1.2, where=(SAMPLED,)),
         profile(step_ms=3, data_wait_ms=1.8, where=(at("x = whiten(x)", 0.58, phase=Phase.DATA_WAIT),)),
     )
@@ -149,20 +158,12 @@ class SlowBatchBuilding(Rule):
             data_wait_ms=20,
             forward_ms=79,
             program=SERIAL,
-            input=InputStats(
-                epoch_starts=9,
-                epoch_start_ns=0.0,
-                epoch_start_gap_ns=18e6,
-                steady_gap_ns=12e6,
-                steady_wait_ns=1e6,
-            ),
+            input=in_gaps(18, 12, steady_wait_ns=1e6),
             where=(replace(DUSTED, share=0.19, between=0.19),),
         ),
         profile(
             data_wait_ms=20,
-            input=InputStats(
-                epoch_starts=9, epoch_start_ns=0.0, epoch_start_gap_ns=18e6, steady_gap_ns=9e6
-            ),
+            input=in_gaps(18, 9),
             where=(at("mixed = overlay(images)", 0.19, phase=Phase.DATA_WAIT),),
         ),
         profile(
@@ -171,15 +172,8 @@ class SlowBatchBuilding(Rule):
             where=(at("xt = a[t] * x0 + b[t] * torch.randn_like(x0)", 0.28, phase=Phase.DATA_WAIT),),
         ),
         profile(data_wait_ms=10, where=(at("x = data[i : i + 32]", 0.1, phase=Phase.DATA_WAIT),)),
-        profile(
-            data_wait_ms=4,
-            where=(at("x = [f(i) for i in rows]", 0.04, "python-loop", phase=Phase.DATA_WAIT),),
-        ),
-        profile(
-            data_wait_ms=20,
-            program=SERIAL,
-            where=(at("ids = [code[c] for c in text]", 0.19, "python-loop", phase=Phase.DATA_WAIT),),
-        ),
+        profile(data_wait_ms=4, where=(replace(ENCODED, share=0.04, num_samples=40),)),
+        profile(data_wait_ms=20, program=SERIAL, where=(ENCODED,)),
         profile(data_wait_ms=20),
         profile(data_wait_ms=20, program=SERIAL, input=InputStats(steady_wait_ns=19e6), where=(DUSTED,)),
         profile(data_wait_ms=22, program=SERIAL, input=DRAWN_ALONE, where=(HANDED,)),
@@ -335,7 +329,8 @@ def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
     start_ns, others_ns = stats.epoch_start_gap_ns, profile.spent_ns(Phase.OTHER)
     if is_fed:
         least_ns = seen_ns - stats.steady_gap_ns
-        if start_ns <= seen_ns / AS_MUCH:  # else something else begins the epoch, such as targets of a loss
+        # Else something else begins the epoch, such as targets of a loss.
+        if AS_MUCH * seen_ns <= start_ns <= seen_ns / AS_MUCH:
             least_ns = max(least_ns, start_ns - others_ns)
         return max(0.0, min(start_ns, seen_ns, least_ns)), lines
     alike = start_ns >= AS_MUCH * seen_ns
@@ -347,9 +342,7 @@ def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
 
 def _own_part(line: SourceLine) -> SourceLine:
     """What of a line's time passed in the loop, not in its loader."""
-    return replace(
-        line, share=line.between, num_samples=max(1, round(line.num_samples * line.between / line.share))
-    )
+    return part_of(line, line.between)
 
 
 def _takes_batch(line: SourceLine) -> bool:

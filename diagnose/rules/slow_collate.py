@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
@@ -39,7 +41,8 @@ SOME = 0.01
 
 NO_WORKER = Program(loaders=(Loader(num_workers=0, collate="pad", file="/home/me/train.py", line=31),))
 OF_TORCH = Program(loaders=(Loader(num_workers=0, collate=TORCHS_OWN, file="/home/me/train.py", line=31),))
-FETCHED = InputStats(fetch_ns=5e6, collate_ns=35e6, collate_cpu_share=0.1, steady_wait_ns=40e6)
+COLLATES = InputStats(fetch_ns=5e6, collate_ns=35e6, steady_wait_ns=40e6, batches_per_step=1.0)
+FETCHED = replace(COLLATES, collate_cpu_share=0.1)
 QUICK = InputStats(fetch_ns=1e5, collate_ns=3e5, steady_wait_ns=4e5, batches_per_step=1.0)
 HALF = InputStats(fetch_ns=7e5, collate_ns=6e5, steady_wait_ns=13e5, batches_per_step=1.0)
 
@@ -61,11 +64,7 @@ class SlowCollate(Rule):
 
     explains = ("serial-loading", "slow-storage", "slow-transform", "too-few-workers", "worker-transfer")
     fires_on = (
-        profile(
-            data_wait_ms=40,
-            program=NO_WORKER,
-            input=InputStats(fetch_ns=5e6, collate_ns=35e6, steady_wait_ns=40e6, batches_per_step=1.0),
-        ),
+        profile(data_wait_ms=40, program=NO_WORKER, input=COLLATES),
         fed_by(data_wait_ms=40, fetch_ms=10, collate_ms=90, num_workers=1),
         fed_by(data_wait_ms=10, fetch_ms=40, collate_ms=70, **CROWDED),
         fed_by(data_wait_ms=6, fetch_ms=1, collate_ms=51, **BESIDE_A_TEAM),
@@ -76,11 +75,7 @@ class SlowCollate(Rule):
         WELL_FED,
         profile(data_wait_ms=40, program=NO_WORKER, input=FETCHED),
         fed_by(data_wait_ms=40, fetch_ms=10, collate_ms=90, num_workers=1, workers={"cpu_share": 0.1}),
-        profile(
-            data_wait_ms=40,
-            program=NO_WORKER,
-            input=InputStats(fetch_ns=35e6, collate_ns=5e6, steady_wait_ns=40e6, batches_per_step=1.0),
-        ),
+        profile(data_wait_ms=40, program=NO_WORKER, input=replace(COLLATES, fetch_ns=35e6, collate_ns=5e6)),
         fed_by(data_wait_ms=40, fetch_ms=90, collate_ms=10, num_workers=1),
         fed_by(data_wait_ms=1, fetch_ms=10, collate_ms=50, num_workers=1),
         fed_by(data_wait_ms=10, fetch_ms=70, collate_ms=40, **CROWDED),
@@ -112,10 +107,7 @@ class SlowCollate(Rule):
             computing = on_cpu * (fetch_ns + collate_ns) / max(1.0, collate_ns)
         elif stats.fetch_ns is not None and stats.collate_ns is not None:
             fetch_ns, collate_ns = stats.fetch_ns, stats.collate_ns
-            lost_ns = min(
-                collate_ns * (stats.batches_per_step or 1.0),
-                profile.spent_ns(Phase.DATA_WAIT),
-            )
+            lost_ns = min(collate_ns * (stats.batches_per_step or 1.0), profile.spent_ns(Phase.DATA_WAIT))
             who = "the training thread"
             if stats.collate_cpu_share is not None and collate_ns >= MIN_COLLATE_NS:  # else it is chance
                 wanting = profile.host.runnable_share or 0.0
@@ -135,11 +127,9 @@ class SlowCollate(Rule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"Making batches of samples costs {format_share(lost_ns / profile.step_time_ns)} of each"
-                f" step: {name} takes {'longer than' if share >= DOMINATES else 'about as long as'} the"
-                " dataset."
-            ),
+            summary=f"Making batches of samples costs {format_share(lost_ns / profile.step_time_ns)} of"
+            f" each step: {name} takes {'longer than' if share >= DOMINATES else 'about as long as'} the"
+            " dataset.",
             lost_ns=shared(profile, lost_ns) if crowded else {Phase.DATA_WAIT: lost_ns},
             low_ns=0.6 * lost_ns,
             high_ns=MOST * lost_ns,

@@ -12,7 +12,18 @@ from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Model, Optimizer, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import MIN_SAMPLES, at, bounds, lost_of, named, share_of, under_trainer, updating
+from diagnose.rules._lines import (
+    MAX_LINES,
+    MIN_SAMPLES,
+    at,
+    bounds,
+    lost_of,
+    seen_in,
+    share_of,
+    under_trainer,
+    updating,
+)
+from diagnose.rules._update_times import SAVED_AT_ANY_SIZE, one_by_one_ns, saved_by_size
 from diagnose.rules.base import WORTH_SHARE, Rule
 from diagnose.source.calls import with_arguments
 
@@ -21,31 +32,6 @@ MIN_TENSORS = 20
 
 MIN_ELEMENTS = 100_000
 """With few tensors and fewer elements the step takes less than what surrounds it in Python."""
-
-SAVED_AT_ANY_SIZE = {"Adam": 0.7, "AdamW": 0.7}
-"""Part of a step on a CPU that one call saves also of few, large tensors: it goes through the memory once,
-where one by one is ten passes. `benchmarks/optimizer_step.py` measured 0.69 to 0.74 from 2,000 to 2 million
-elements per tensor, with one thread and with two. Of SGD with momentum it was 0.31 to 0.56, by the size and
-the threads, which promises nothing."""
-
-SAVED = {
-    "Adam": (0.78, 600_000),
-    "AdamW": (0.78, 600_000),
-    "NAdam": (0.7, 600_000),
-    "RAdam": (0.7, 600_000),
-    "Adagrad": (0.6, 200_000),
-    "SGD with momentum": (0.65, 150_000),
-    "SGD": (0.5, 15_000),
-}
-"""Part of a step that one call for all tensors saves where they are small, and the mean size, in elements,
-at which it is half of that: the memory is then busier than the calls. Measured on two CPU cores, per tensor
-one by one and fused: AdamW 25 and 5.4 us at 64 elements, 128 and 39 us at 65,536; SGD with momentum 6.4 and
-2.3, 50 and 26 us; without 3.4 and 1.5, 16 and 14 us. On a CPU no less than `SAVED_AT_ANY_SIZE`."""
-
-LOOP_NS = {"AdamW": (25_000, 1.57), "SGD with momentum": (6_400, 0.67), "SGD": (3_400, 0.19)}
-"""Nanoseconds that a step one by one takes on a CPU for each tensor, and for each of its elements: from the
-measurements that `SAVED` names. Other kinds have about as many operations as AdamW. Used only to divide a
-step among several optimizers."""
 
 SAVED_BY_FOREACH = 0.5
 """On a GPU `foreach` makes a few launches of hundreds; what it saves is at least this."""
@@ -86,8 +72,6 @@ COMPILED = (
 MANY_OPTIMIZERS = 4
 """So many made by one line are one optimizer for each tensor."""
 
-MAX_LINES = 4
-
 BESIDE = re.compile(
     r"clip_grad|clip_.*norm|zero_grad|unscale_|sched\w*\.step\(|lr_scheduler", re.IGNORECASE
 )
@@ -121,6 +105,7 @@ LION = (
     replace(OWN_LINE, text="p.mul_(d).add_(u.sign_(), alpha=-lr)", num_operations=3),
 )
 ONE_EACH = Program(optimizers=one(num_tensors=1, num_elements=1_000).optimizers * 60)
+ON_CUDA = (Model(kind="Net", device="cuda"),)
 UPDATING = at("p -= lr * p.grad", 0.1, "update")
 
 
@@ -171,9 +156,7 @@ class SlowOptimizer(Rule):
         profile(
             optimizer_ms=30,
             device="cuda",
-            program=replace(
-                one(num_tensors=4, num_elements=8_000_000), models=(Model(kind="Net", device="cuda"),)
-            ),
+            program=replace(one(num_tensors=4, num_elements=8_000_000), models=ON_CUDA),
         ),
         profile(optimizer_ms=30, program=OWN),
         profile(optimizer_ms=30, program=LARGE_OWN, where=(replace(OWN_LINE, num_operations=2),)),
@@ -186,10 +169,7 @@ class SlowOptimizer(Rule):
         profile(
             optimizer_ms=30,
             device="cuda",
-            program=replace(
-                one(kind="MyAdam", can_fuse=False, can_group=False),
-                models=(Model(kind="Net", device="cuda"),),
-            ),
+            program=replace(one(kind="MyAdam", can_fuse=False, can_group=False), models=ON_CUDA),
         ),
     )
 
@@ -204,9 +184,9 @@ class SlowOptimizer(Rule):
 
     def _of_torch(self, profile: Profile) -> Finding | None:
         """Of torch's optimizers."""
-        if not _slow(profile.program):
-            return None
         slow, on_gpu = _slow(profile.program), _on_gpu(profile.program)
+        if not slow:
+            return None
         worst = max((_of_kind(each, slow) for each in slow), key=lambda optimizer: optimizer.num_tensors)
         if not worst.can_fuse and not (worst.can_group and on_gpu):
             return None  # on a CPU `foreach` saves little
@@ -218,13 +198,12 @@ class SlowOptimizer(Rule):
             return None
         option = "fused" if worst.can_fuse else "foreach"
         places = [(each.file, each.line) for each in slow if each.file]
+        own = (worst.file, worst.line)
         others = [
-            f"{Path(file).name}:{line}"
-            for file, line in dict.fromkeys(places)
-            if (file, line) != (worst.file, worst.line)
+            f"{Path(file).name}:{line}" for file, line in dict.fromkeys(places) if (file, line) != own
         ]
         fix = f"Give {worst.kind} {option}=True"
-        if places.count((worst.file, worst.line)) >= MANY_OPTIMIZERS:
+        if places.count(own) >= MANY_OPTIMIZERS:
             fix = f"Make one {worst.kind} of all these tensors, with {option}=True"
         return Finding(
             rule=self.name,
@@ -232,16 +211,14 @@ class SlowOptimizer(Rule):
             lost_ns={Phase.OPTIMIZER: lost_ns},
             low_ns=LOW * lost_ns,
             high_ns=min(HIGH * lost_ns, part * time_ns),
-            assumption=(
-                f"{option}=True saves {format_share(saved)} of what step() takes, as measured on CPUs"
-            ),
+            assumption=f"{option}=True saves {format_share(saved)} of what step() takes, as measured on"
+            " CPUs",
             evidence=(
                 f"{format_ms(time_ns)} of each step pass in the optimizer's step(),"
                 f" {format_share(time_ns / profile.step_time_ns)} of it.",
                 f"{worst.kind} has {worst.num_tensors} tensors of"
-                f" {worst.num_elements / worst.num_tensors:,.0f} elements on average and runs as a"
-                f" loop over"
-                " them.",
+                f" {worst.num_elements / worst.num_tensors:,.0f} elements on average and runs as a loop"
+                " over them.",
             ),
             fix=fix + (f", and likewise what is made at {' and '.join(others)}." if others else "."),
             code='TrainingArguments(..., optim="adamw_torch_fused")'
@@ -273,11 +250,7 @@ class SlowOptimizer(Rule):
             low_ns=low * least,
             high_ns=high * most,
             assumption="its step is compiled, or calls torch once for all tensors",
-            evidence=tuple(
-                f"{format_share(line.share)} of the time in {named(line)}, {line.function}, about"
-                f" {line.num_samples} samples."
-                for line in lines[:MAX_LINES]
-            ),
+            evidence=tuple(f"{seen_in(line)}." for line in lines[:MAX_LINES]),
             fix=COMPILED if stepping else IN_ONE_CALL,
             code="step = torch.compile(optimizer.step)" if stepping else "",
             file=lines[0].file,
@@ -327,12 +300,11 @@ def _stepping(profile: Profile) -> tuple[list[SourceLine], tuple[float, float, f
 
 def _of_kind(optimizer: Optimizer, among: list[Optimizer]) -> Optimizer:
     """Returns an optimizer with the tensors of all that are like it: some have one for each tensor."""
-    alike = [
-        each
-        for each in among
-        if (each.kind, each.implementation, each.can_fuse, each.can_group)
-        == (optimizer.kind, optimizer.implementation, optimizer.can_fuse, optimizer.can_group)
-    ]
+
+    def kind(one: Optimizer) -> tuple[str, str, bool, bool]:
+        return one.kind, one.implementation, one.can_fuse, one.can_group
+
+    alike = [each for each in among if kind(each) == kind(optimizer)]
     return replace(
         optimizer,
         num_tensors=sum(each.num_tensors for each in alike),
@@ -383,16 +355,9 @@ def _part_of(slow: list[Optimizer], program: Program) -> float:
 
 def _takes_ns(optimizer: Optimizer) -> float:
     """Returns about what an optimizer's step takes on a CPU, for shares of several only."""
-    per_tensor, per_element = LOOP_NS.get(_measured_as(optimizer), LOOP_NS["AdamW"])
-    by_loop = optimizer.num_tensors * per_tensor + optimizer.num_elements * per_element
+    by_loop_ns = one_by_one_ns(optimizer)
     fused = optimizer.implementation == "fused"
-    return by_loop * (1 - _saved(optimizer, on_gpu=False)) if fused else by_loop
-
-
-def _measured_as(optimizer: Optimizer) -> str:
-    """Returns under which name a kind was measured: an SGD with a momentum has one of its own."""
-    momentum = " with momentum" if optimizer.kind == "SGD" and optimizer.state_bytes else ""
-    return optimizer.kind + momentum
+    return by_loop_ns * (1 - _saved(optimizer, on_gpu=False)) if fused else by_loop_ns
 
 
 def _saved_at_least(optimizer: Optimizer, on_gpu: bool) -> float:
@@ -405,6 +370,4 @@ def _saved(optimizer: Optimizer, on_gpu: bool) -> float:
     """Part of the optimizer's time that one call for all tensors saves."""
     if not optimizer.can_fuse:
         return SAVED_BY_FOREACH
-    most, half_elements = SAVED.get(_measured_as(optimizer), SAVED["SGD"])
-    saved = most / (1 + optimizer.num_elements / max(1, optimizer.num_tensors) / half_elements)
-    return max(saved, _saved_at_least(optimizer, on_gpu))
+    return max(saved_by_size(optimizer), _saved_at_least(optimizer, on_gpu))

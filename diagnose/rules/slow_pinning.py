@@ -18,6 +18,13 @@ MIN_CPUS = 0.6
 """CPU time of that thread per wall time. It shares the interpreter lock, so it never has a whole CPU."""
 
 
+PINNING = HostStats(
+    cpus=8,
+    process_cpus=1.9,
+    python_threads=(PythonThread(name="Thread-3 (_pin_memory_loop)", cpus=0.9),),
+)
+
+
 class SlowPinning(Rule):
     """
     ## What it means
@@ -33,31 +40,11 @@ class SlowPinning(Rule):
     """
 
     needs = ("input.workers", "input.steady_wait_ns")
-    fires_on = (
-        fed_by(
-            data_wait_ms=30,
-            fetch_ms=60,
-            loader={"pin_memory": True},
-            host=HostStats(
-                cpus=8,
-                process_cpus=1.9,
-                python_threads=(PythonThread(name="Thread-3 (_pin_memory_loop)", cpus=0.9),),
-            ),
-        ),
-    )
+    fires_on = (fed_by(data_wait_ms=30, fetch_ms=60, loader={"pin_memory": True}, host=PINNING),)
     silent_on = (
         WELL_FED,
         fed_by(data_wait_ms=30, fetch_ms=60, loader={"pin_memory": True}),
-        fed_by(
-            data_wait_ms=30,
-            fetch_ms=190,
-            loader={"pin_memory": True},
-            host=HostStats(
-                cpus=8,
-                process_cpus=1.9,
-                python_threads=(PythonThread(name="Thread-3 (_pin_memory_loop)", cpus=0.9),),
-            ),
-        ),
+        fed_by(data_wait_ms=30, fetch_ms=190, loader={"pin_memory": True}, host=PINNING),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -74,22 +61,15 @@ class SlowPinning(Rule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"The thread that pins batches is busy {format_share(min(1.0, cpus))} of the time, and"
-                " the loop"
-                f" waits for it {format_share(supply.wait_share)} of each step."
-            ),
+            summary=f"The thread that pins batches is busy {format_share(min(1.0, cpus))} of the time, and"
+            f" the loop waits for it {format_share(supply.wait_share)} of each step.",
             lost_ns={Phase.DATA_WAIT: supply.wait_ns},
             low_ns=0.3 * supply.wait_ns,
             high_ns=supply.wait_ns,
             assumption="batches are handed on as fast as the workers make them",
-            evidence=(
-                f"The pinning thread uses {cpus:.2f} CPUs.",
-                *supply.evidence(),
-            ),
+            evidence=(f"The pinning thread uses {cpus:.2f} CPUs.", *supply.evidence()),
             fix="Return fewer and smaller tensors, or try without pinning.",
             code=with_loader_arguments(profile, supply.loader, pin_memory=False),
             file=supply.loader.file,
             line=supply.loader.line,
-            actions=self.actions,
         )

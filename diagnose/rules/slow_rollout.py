@@ -10,7 +10,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import at, bounds, lost_of, named, part_of, share_of
+from diagnose.rules._lines import at, bounds, lost_of, named, part_of, seen_in, share_of
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.10
@@ -61,8 +61,7 @@ class SlowRollout(Rule):
             ),
         ),
         profile(
-            data_wait_ms=50,
-            where=(at("obs = env.step(a)", 0.5, "environment", phase=Phase.DATA_WAIT),),
+            data_wait_ms=50, where=(at("obs = env.step(a)", 0.5, "environment", phase=Phase.DATA_WAIT),)
         ),
         profile(other_ms=30, where=(at("obs = env.step(a)", 0.3, "environment"),)),
         profile(
@@ -107,8 +106,7 @@ class SlowRollout(Rule):
             assumption="the loop waits for no experience; the fix steps two environments at once, and more"
             " win more, where there are CPUs for them",
             evidence=tuple(
-                f"{format_share(line.share)} of the time in {named(line)}, {line.function}, about"
-                f" {line.num_samples} samples: {ENVIRONMENT if line in stepping else MODEL}."
+                f"{seen_in(line)}: {ENVIRONMENT if line in stepping else MODEL}."
                 for line in lines[:MAX_LINES]
             ),
             fix_won_ns=WON * whole,

@@ -8,6 +8,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
+from diagnose.rules._machine import waits_for_disk
 from diagnose.rules._own_loading import MOSTLY, LoadingRule, has_come_to_keep, may_only_read
 from diagnose.rules._phases import shared
 from diagnose.rules._serial import CAUSE_ACTIONS, Serial, serial_of, takes_rewriting, where_loading
@@ -21,7 +22,7 @@ from diagnose.rules._supply import (
     supply_of,
     with_loader_arguments,
 )
-from diagnose.rules._worker_examples import CROWDED, WELL_FED, fed_by
+from diagnose.rules._worker_examples import WELL_FED, crowded_by, fed_by
 from diagnose.rules._worker_line import where_slow
 
 MIN_TAIL = 0.2
@@ -47,7 +48,6 @@ REPEATED = "repeated-preparation"
 
 BURSTS = {"burst_ns": 30e6, "burst_share": 0.1}
 """Of 40 ms, in a tenth of the steps."""
-
 
 STANDS_STILL = replace(ON_BOTH_CPUS, process_cpus=0.6, on_cpu_share=0.62)
 
@@ -79,13 +79,7 @@ class SlowSamples(LoadingRule):
     needs = ("input.workers.tail_share", "input.burst_ns")
     own_needs = ("input.steady_wait_ns", "input.burst_ns", "input.burst_share")
     actions = (*PREFETCH, *CAUSE_ACTIONS)
-    explains = (
-        REPEATED,
-        "serial-loading",
-        "slow-storage",
-        "slow-transform",
-        "too-few-workers",
-    )
+    explains = (REPEATED, "serial-loading", "slow-storage", "slow-transform", "too-few-workers")
     fires_on = (
         fed_by(
             data_wait_ms=20,
@@ -93,22 +87,14 @@ class SlowSamples(LoadingRule):
             workers={"median_ns": 20e6, "tail_share": 0.6, "tail_batches": 0.04, "ready_batches": 2.5},
             stats={"burst_ns": 19e6, "burst_share": 0.04},
         ),
-        fed_by(
-            data_wait_ms=2,
-            fetch_ms=110,
-            **{**CROWDED, "workers": CROWDED["workers"] | {"tail_share": 0.7, "tail_batches": 0.1}},
-        ),
+        fed_by(data_wait_ms=2, fetch_ms=110, **crowded_by(tail_share=0.7, tail_batches=0.1)),
         loading(40, stats=BURSTS),
         loading(40, stats=BURSTS, own=prepared()),
         loading(40, stats=BURSTS, host=ON_ONE_CPU),
     )
     silent_on = (
         WELL_FED,
-        fed_by(
-            data_wait_ms=2,
-            fetch_ms=110,
-            **{**CROWDED, "workers": CROWDED["workers"] | {"tail_share": 0.7, "tail_batches": 0.5}},
-        ),
+        fed_by(data_wait_ms=2, fetch_ms=110, **crowded_by(tail_share=0.7, tail_batches=0.5)),
         fed_by(data_wait_ms=20, fetch_ms=195, workers={"cpu_share": 0.05}),
         fed_by(
             data_wait_ms=20,
@@ -125,6 +111,7 @@ class SlowSamples(LoadingRule):
         loading(40, stats={**BURSTS, "own_drawing_ns": 25e6}),
         loading(40, stats=BURSTS, own=pieces()),
         loading(40, stats=BURSTS, own=pieces(reads=96.0), host=STANDS_STILL),
+        loading(40, stats=BURSTS, host=replace(STANDS_STILL, iowait_cpus=0.5)),
         loading(40, stats=BURSTS, loader={"iterable": True}),
         loading(40, stats=BURSTS, host=replace(ON_BOTH_CPUS, runnable_share=0.2)),
         loading(3, stats={"burst_ns": 2.5e6, "burst_share": 0.1}),
@@ -170,10 +157,8 @@ class SlowSamples(LoadingRule):
         if crowded:
             return Finding(
                 rule=self.name,
-                summary=(
-                    "A few slow samples take the CPUs there are: training waits for one"
-                    f" {format_share(crowded / supply.training_ns)} of the time"
-                ),
+                summary="A few slow samples take the CPUs there are: training waits for one"
+                f" {format_share(crowded / supply.training_ns)} of the time",
                 lost_ns=shared(profile, tail * crowded),
                 low_ns=CROWDED_BOUNDS[0] * tail * crowded,
                 high_ns=CROWDED_BOUNDS[1] * tail * crowded + supply.wait_ns,
@@ -189,10 +174,8 @@ class SlowSamples(LoadingRule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"A few slow samples hold up the batches behind them: {format_share(supply.wait_share)}"
-                " of each step is spent waiting."
-            ),
+            summary=f"A few slow samples hold up the batches behind them: {format_share(supply.wait_share)}"
+            " of each step is spent waiting.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.6 * lost_ns,
             high_ns=supply.wait_ns,
@@ -254,7 +237,10 @@ class SlowSamples(LoadingRule):
 
 def _stands_reading(profile: Profile, serial: Serial) -> bool:
     """Whether the training thread reads files for most of its loading, and either that is all it does or it
-    stands still meanwhile: storage that is slow at times, whichever sample is asked for."""
+    stands still meanwhile: storage that is slow at times, whichever sample is asked for. What waits for a
+    disk may read mapped files, by no call."""
+    if serial.waits and waits_for_disk(profile.host):
+        return True
     own = profile.input.own
     if own is None or not own.reads or own.reading_share is None or own.reading_share < MOSTLY:
         return False

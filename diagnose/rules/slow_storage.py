@@ -30,7 +30,7 @@ from diagnose.rules._supply import (
     supply_of,
     won_beside,
 )
-from diagnose.rules._worker_examples import A_CPU_IDLE, CROWDED, WELL_FED, fed_by
+from diagnose.rules._worker_examples import A_CPU_IDLE, WELL_FED, crowded_by, fed_by
 from diagnose.rules._worker_line import where_slow
 
 MANY_FILES = 4.0
@@ -46,6 +46,17 @@ files are smaller than what comes of them."""
 
 MANY_READS = 8.0
 """Calls of the training thread for one sample, without those that only fill a buffer: of four files."""
+
+FOR_NOTHING = "samples are read in large pieces that hold nothing else, as good as for nothing"
+FEW_FILES = (
+    "Put the samples into few large files, each with all parts of its samples side by side, and read those."
+)
+READ_LESS = (
+    "Read only what the sample needs: keep the file open or map it into memory"
+    " (numpy.load(mmap_mode='r')), or"
+)
+
+STREAM = {"iterable": True}
 
 SMALL_FILES = Reading(opens=2080.0, samples=32.0, read_bytes=30e6, made_bytes=25e6, share=0.8)
 """65 files of a sample, each of which takes some 70 us."""
@@ -91,21 +102,11 @@ class SlowStorage(LoadingRule):
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.05}),
         fed_by(data_wait_ms=30, fetch_ms=390, num_workers=4, cpus=4, workers={"cpu_share": 0.3}),
-        fed_by(
-            data_wait_ms=30,
-            fetch_ms=100,
-            num_workers=1,
-            loader={"iterable": True},
-            workers={"cpu_share": 0.6},
-        ),
+        fed_by(data_wait_ms=30, fetch_ms=100, num_workers=1, loader=STREAM, workers={"cpu_share": 0.6}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": SMALL_FILES}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": WHOLE_FILE}),
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"reading": SMALL_FILES}}),
-        fed_by(
-            data_wait_ms=10,
-            fetch_ms=110,
-            **{**CROWDED, "workers": {**CROWDED["workers"], "reading": SMALL_FILES}},
-        ),
+        fed_by(data_wait_ms=10, fetch_ms=110, **crowded_by(reading=SMALL_FILES)),
         loading(40, own=pieces()),
         loading(40, own=pieces(reads=96.0, read_bytes=1280e6)),
     )
@@ -124,7 +125,7 @@ class SlowStorage(LoadingRule):
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, workers={"reading": SMALL_FILES}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=20, fetch_ms=195, workers={"cpu_share": 0.05}),
-        fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, loader={"iterable": True}),
+        fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, loader=STREAM),
     )
 
     def check(self, profile: Profile) -> Finding | None:
@@ -148,10 +149,8 @@ class SlowStorage(LoadingRule):
         read = profile.input.late_read_bytes
         return Finding(
             rule=self.name,
-            summary=(
-                f"Workers wait for storage or network, and {format_share(supply.wait_share)} of each step"
-                " is spent waiting for them."
-            ),
+            summary=f"Workers wait for storage or network, and {format_share(supply.wait_share)} of each"
+            " step is spent waiting for them.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=supply.wait_ns,
@@ -195,7 +194,7 @@ class SlowStorage(LoadingRule):
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=serial.wait_ns,
-            assumption="samples are read in large pieces that hold nothing else, as good as for nothing",
+            assumption=FOR_NOTHING,
             evidence=(
                 *serial.evidence(profile),
                 f"For a batch it reads {read}{own.reads:.0f} system calls"
@@ -205,14 +204,7 @@ class SlowStorage(LoadingRule):
                 *serial.whether_it_computes(profile),
                 *where.evidence,
             ),
-            fix=(
-                "Put the samples into few large files, each with all parts of its samples side by side, and"
-                " read those."
-                if many
-                else "Read only what the sample needs: keep the file open or map it into memory"
-                " (numpy.load(mmap_mode='r')), or keep what was read."
-            )
-            + serial.or_workers,
+            fix=(FEW_FILES if many else f"{READ_LESS} keep what was read.") + serial.or_workers,
             file=where.file,
             line=where.line,
             actions=self.actions if offered else (),
@@ -255,7 +247,7 @@ class SlowStorage(LoadingRule):
             lost_ns=lost,
             low_ns=low_ns,
             high_ns=high_ns,
-            assumption="samples are read in large pieces that hold nothing else, as good as for nothing",
+            assumption=FOR_NOTHING,
             evidence=(
                 *supply.evidence(),
                 f"For a batch a worker opens {reading.opens:.0f} files"
@@ -269,14 +261,7 @@ class SlowStorage(LoadingRule):
                 " that it takes a CPU.",
                 *where.evidence,
             ),
-            fix=(
-                "Put the samples into few large files, each with all parts of its samples side by side, and"
-                " read those."
-                if many
-                else "Read only what the sample needs: keep the file open or map it into memory"
-                " (numpy.load(mmap_mode='r')), or divide it into parts."
-            )
-            + instead,
+            fix=(FEW_FILES if many else f"{READ_LESS} divide it into parts.") + instead,
             file=where.file,
             line=where.line,
             actions=tuple(offered),

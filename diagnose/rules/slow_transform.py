@@ -8,7 +8,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._phases import shared
-from diagnose.rules._supply import CROWDED_BOUNDS, Supply, crowded_ns, supply_of, won_beside
+from diagnose.rules._supply import CROWDED_BOUNDS, MORE_WORKERS, Supply, crowded_ns, supply_of, won_beside
 from diagnose.rules._worker_examples import A_CPU_IDLE, BESIDE_A_TEAM, CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
@@ -40,7 +40,7 @@ class SlowTransform(WorkerRule):
 
     needs = ("input.workers", "input.steady_wait_ns", "host.cpus")
     explains = ("too-few-workers",)
-    actions = ("loader-workers", "loader-workers-reseeded")
+    actions = MORE_WORKERS
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=40, fetch_ms=380, num_workers=4, cpus=4),
@@ -69,10 +69,8 @@ class SlowTransform(WorkerRule):
         if supply is None or not supply.needs_cpu:
             return None
         crowded = crowded_ns(profile, supply)
-        if crowded:
-            if not supply.takes_the_cpus:
-                return None  # workers that keep up beside a model that takes more: what they are for
-            return self._crowding(profile, supply, crowded)
+        if crowded:  # workers that keep up beside a model that takes more are what they are for
+            return self._crowding(profile, supply, crowded) if supply.takes_the_cpus else None
         if not supply.behind or supply.cured_by_workers:
             return None
         helped = supply.helped_by_workers
@@ -94,9 +92,7 @@ class SlowTransform(WorkerRule):
             assumption="the transform becomes cheap enough for these workers to keep up",
             evidence=(
                 *supply.evidence(),
-                f"Workers are on a CPU for {format_share(supply.workers.cpu_share)} of that time and wait"
-                " for"
-                f" one for {format_share(supply.delay_share)}.",
+                _on_cpu(supply),
                 *_in_transforms(supply),
                 f"There are {supply.cpus:g} CPUs for the process: more workers would win"
                 f" {f'{format_ms(won_ns)} of the wait' if won_ns else 'nothing'}.",
@@ -110,7 +106,7 @@ class SlowTransform(WorkerRule):
             won_ns=offered,
         )
 
-    def _crowding(self, profile: Profile, supply: Supply, lost_ns: float) -> Finding | None:
+    def _crowding(self, profile: Profile, supply: Supply, lost_ns: float) -> Finding:
         """Of workers that keep up, and take the CPUs for that."""
         where = where_slow(profile, supply.loader)
         return Finding(
@@ -123,8 +119,7 @@ class SlowTransform(WorkerRule):
             assumption="the transform becomes so cheap that workers and model have the CPUs they want",
             evidence=(
                 *supply.evidence(),
-                f"Workers are on a CPU for {format_share(supply.workers.cpu_share)} of that time and wait"
-                f" for one for {format_share(supply.delay_share)}.",
+                _on_cpu(supply),
                 *_by_helpers(supply),
                 *where.evidence,
             ),
@@ -132,6 +127,13 @@ class SlowTransform(WorkerRule):
             file=where.file,
             line=where.line,
         )
+
+
+def _on_cpu(supply: Supply) -> str:
+    return (
+        f"Workers are on a CPU for {format_share(supply.workers.cpu_share)} of that time and wait for one"
+        f" for {format_share(supply.delay_share)}."
+    )
 
 
 def _in_transforms(supply: Supply) -> tuple[str, ...]:

@@ -10,11 +10,8 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_duration
 from diagnose.rules._examples import profile
-from diagnose.rules._reductions import made_without, reduces_in, usual_wait_ns, waits_ns
+from diagnose.rules._reductions import BUCKET_BYTES, made_without, reduces_in, usual_wait_ns, waits_ns
 from diagnose.rules.base import WORTH_SHARE, Rule
-
-DEFAULT_BYTES = 25 * 2**20
-"""What DDP uses by itself."""
 
 MIN_TIMES_MORE = 3
 """Fewer buckets more than with the default hardly cost anything."""
@@ -80,7 +77,7 @@ class SmallBuckets(Rule):
         profile(step_ms=100, host=CROWDED, program=buckets(40, 16_000, 10_000, calm_ns=1e6)),
     )
     silent_on = (
-        profile(step_ms=50, program=buckets(16, 25 * 2**20, DEFAULT_BYTES)),
+        profile(step_ms=50, program=buckets(16, 25 * 2**20, BUCKET_BYTES)),
         profile(step_ms=5000, program=buckets(16, 1_000_000, 1_000_000)),
         profile(step_ms=100, host=BESIDE_OTHERS, program=buckets(40, 16_000, 10_000, calm_ns=1e6)),
     )
@@ -92,9 +89,9 @@ class SmallBuckets(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         ddp = profile.program.ddp[0]
-        num, cap = len(ddp.bucket_bytes), ddp.bucket_cap_bytes or DEFAULT_BYTES
-        usual = 2 + sum(ddp.bucket_bytes) // DEFAULT_BYTES
-        if cap >= DEFAULT_BYTES or num < MIN_TIMES_MORE * usual:
+        num, cap = len(ddp.bucket_bytes), ddp.bucket_cap_bytes or BUCKET_BYTES
+        usual = 2 + sum(ddp.bucket_bytes) // BUCKET_BYTES
+        if cap >= BUCKET_BYTES or num < MIN_TIMES_MORE * usual:
             return None
         waiting = reduces_in(profile)
         there_ns = profile.spent_ns(waiting)
@@ -132,7 +129,7 @@ class SmallBuckets(Rule):
             high_ns=min(high * lost_ns, there_ns),
             assumption=assumption,
             evidence=(
-                f"bucket_cap_mb allows {format_bytes(cap)}, the default {format_bytes(DEFAULT_BYTES)}.",
+                f"bucket_cap_mb allows {format_bytes(cap)}, the default {format_bytes(BUCKET_BYTES)}.",
                 f"{format_bytes(sum(ddp.bucket_bytes))} are divided into {num} buckets.",
                 *(
                     (f"The last rank to be done waits {format_duration(timed_ns)} for the rest.",)

@@ -14,7 +14,7 @@ from diagnose.core.program import Model, Program
 from diagnose.core.units import format_duration, format_ms, format_share
 from diagnose.rules._compute import model_ns, of_work, to_compile
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import at, bounds, lost_of, named, share_of
+from diagnose.rules._lines import at, bounds, lost_of, named, seen_in, share_of
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout
 
@@ -120,11 +120,10 @@ class SmallOperators(Rule):
     for the whole sequence: `nn.LSTM` for a loop over `nn.LSTMCell`, `nn.GRU` for one over `nn.GRUCell`.
 
     ## When it is wrong
-    A compiler that does not support the model. A model
-    of many small layers is slow to call, too, and not named: nothing in it is done twice. Of a loop
-    without gradients only its line is seen, not how large its tensors are; one over rows that may be few,
-    and large, is named only where many of the model's operations are small. On a device the same shows
-    as idleness between kernels: `launch-bound`.
+    A compiler that does not support the model. A model of many small layers is slow to call, too, and not
+    named: nothing in it is done twice. Of a loop without gradients only its line is seen, not how large its
+    tensors are; one over rows that may be few, and large, is named only where many of the model's
+    operations are small. On a device the same shows as idleness between kernels: `launch-bound`.
     """
 
     needs = ("program.graph",)
@@ -153,10 +152,7 @@ class SmallOperators(Rule):
         ),
         profile(step_ms=20, program=Program(graph=graph_of(22)), where=(LAYERS,)),
         profile(step_ms=20, program=Program(graph=graph_of(22, elements=1_000_000)), where=(OF_ROWS,)),
-        profile(
-            step_ms=20,
-            program=Program(graph=replace(graph_of(400), names={"PackPaddedSequence": 1})),
-        ),
+        profile(step_ms=20, program=Program(graph=replace(graph_of(400), names={"PackPaddedSequence": 1}))),
         profile(
             step_ms=20,
             program=Program(graph=graph_of(400), models=(Model(kind="Tagger", loops_in_torch=True),)),
@@ -211,9 +207,8 @@ class SmallOperators(Rule):
             return None  # of a gradient's gradient, or of parts of one parameter, layers look like loops
         took = of_work(profile, looped, graph)
         took_ns = sum(took.values())
-        if took_ns < MIN_LINE_SHARE * step_ns:
-            return None
-        if took_ns > MAX_NS_PER_OP * looped.num_ops * profile.steps.passes:
+        most_ns = MAX_NS_PER_OP * looped.num_ops * profile.steps.passes
+        if not MIN_LINE_SHARE * step_ns <= took_ns <= most_ns:
             return None
         part = format_share(took_ns / step_ns)
         return self._found(
@@ -261,8 +256,8 @@ class SmallOperators(Rule):
                 f"{work.num_ops} of {graph.total.num_ops} operations are of a few thousand numbers each.",
                 f"They take {format_duration(per_op_ns)} each, forward and backward: about what calling"
                 " them costs.",
-                "Forward and backward are"
-                f" {format_share(model_ns(profile) / profile.step_time_ns)} of the step.",
+                f"Forward and backward are {format_share(model_ns(profile) / profile.step_time_ns)} of the"
+                " step.",
                 *([f"{depth} of them each need the one before."] if recurs else []),
             ),
             fix=fix,
@@ -299,11 +294,7 @@ class SmallOperators(Rule):
             low_ns=SAVED_OF_LINES[0] * low,
             high_ns=max(high, sum(lost.values())),
             assumption="one operation, or one kernel, takes a tenth of the loop",
-            evidence=tuple(
-                f"{format_share(line.share)} of the time in {named(line)}, {line.function}, about"
-                f" {line.num_samples} samples; {shape}."
-                for line in lines[:3]
-            ),
+            evidence=tuple(f"{seen_in(line)}; {shape}." for line in lines[:3]),
             fix="Do it for all slices in one operation on the whole tensor."
             if sliced
             else "Compile the function: a chain of elementwise operations becomes one kernel.",

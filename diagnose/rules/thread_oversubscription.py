@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats, foreign_cpus
 from diagnose.core.profile import Profile
@@ -27,16 +29,35 @@ BOUNDS = (0.4, 1.35)
 """How the wait compares with what was lost, measured with 4 to 32 threads on two CPUs: the threads of some
 operations sleep while they wait for each other, those of others spin."""
 
-EIGHT_ON_TWO = {
-    "cpus": 2,
-    "machine_cpus": 2,
-    "num_threads": 8,
-    "on_cpu_share": 0.3,
-    "runnable_share": 0.37,
-    "process_cpus": 1.7,
-    "busy_cpus": 1.8,
-}
-BESIDE_ANOTHER = {**EIGHT_ON_TWO, "process_cpus": 0.6, "busy_cpus": 2.0}
+EIGHT_ON_TWO = HostStats(
+    cpus=2,
+    machine_cpus=2,
+    num_threads=8,
+    on_cpu_share=0.3,
+    runnable_share=0.37,
+    process_cpus=1.7,
+    busy_cpus=1.8,
+    involuntary_per_s=70.0,
+)
+BESIDE_ANOTHER = replace(EIGHT_ON_TWO, process_cpus=0.6, busy_cpus=2.0, involuntary_per_s=3000.0)
+A_TEAM_OF_FOUR = HostStats(
+    cpus=8,
+    machine_cpus=8,
+    num_threads=8,
+    on_cpu_share=0.5,
+    runnable_share=0.3,
+    process_cpus=2.0,
+    involuntary_per_s=1000.0,
+)
+FITTING = replace(
+    A_TEAM_OF_FOUR,
+    cpus=2,
+    machine_cpus=2,
+    num_threads=2,
+    runnable_share=0.5,
+    process_cpus=1.0,
+    involuntary_per_s=110.0,
+)
 
 
 class ThreadOversubscription(Rule):
@@ -58,35 +79,11 @@ class ThreadOversubscription(Rule):
     actions = ("set-threads",)
     of_host = True
     fires_on = (
-        profile(host=HostStats(**BESIDE_ANOTHER, involuntary_per_s=3000.0)),  # type: ignore[arg-type]
-        profile(host=HostStats(**EIGHT_ON_TWO, involuntary_per_s=70.0)),  # type: ignore[arg-type]
-        profile(
-            host=HostStats(
-                cpus=8,
-                machine_cpus=8,
-                num_threads=8,
-                on_cpu_share=0.5,
-                runnable_share=0.3,
-                process_cpus=2.0,
-                involuntary_per_s=1000.0,
-            ),
-            settings=Settings(local_processes=4),
-        ),
+        profile(host=BESIDE_ANOTHER),
+        profile(host=EIGHT_ON_TWO),
+        profile(host=A_TEAM_OF_FOUR, settings=Settings(local_processes=4)),
     )
-    silent_on = (
-        profile(host=HostStats(**BESIDE_ANOTHER, involuntary_per_s=100.0)),  # type: ignore[arg-type]
-        profile(
-            host=HostStats(
-                cpus=2,
-                machine_cpus=2,
-                num_threads=2,
-                on_cpu_share=0.5,
-                runnable_share=0.5,
-                process_cpus=1.0,
-                involuntary_per_s=110.0,
-            )
-        ),
-    )
+    silent_on = (profile(host=replace(BESIDE_ANOTHER, involuntary_per_s=100.0)), profile(host=FITTING))
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""

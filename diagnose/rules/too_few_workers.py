@@ -7,7 +7,7 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._supply import DIVIDE, applicable, supply_of, with_loader_arguments
+from diagnose.rules._supply import DIVIDE, MORE_WORKERS, applicable, supply_of, with_loader_arguments
 from diagnose.rules._worker_examples import A_CPU_IDLE, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
@@ -32,7 +32,7 @@ class TooFewWorkers(WorkerRule):
     """
 
     needs = ("input.workers", "input.steady_wait_ns")
-    actions = ("loader-workers", "loader-workers-reseeded")
+    actions = MORE_WORKERS
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1),
         fed_by(data_wait_ms=20, fetch_ms=195, workers={"cpu_share": 0.05}),
@@ -43,11 +43,7 @@ class TooFewWorkers(WorkerRule):
     silent_on = (
         WELL_FED,
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
-        fed_by(
-            data_wait_ms=50,
-            fetch_ms=200,
-            host=HostStats(cpus=64, process_cpus=1.0, quota_cpus=2.0),
-        ),
+        fed_by(data_wait_ms=50, fetch_ms=200, host=HostStats(cpus=64, process_cpus=1.0, quota_cpus=2.0)),
         fed_by(data_wait_ms=50, fetch_ms=20, workers={"ready_batches": 3.0}),
         fed_by(data_wait_ms=50, fetch_ms=390, num_workers=4, workers={"ready_batches": 4.5}),
         fed_by(
@@ -71,11 +67,8 @@ class TooFewWorkers(WorkerRule):
         cheaper = where_slow(profile, loader) if not supply.cured_by_workers else None
         return Finding(
             rule=self.name,
-            summary=(
-                f"{loader.num_workers} {'worker does' if loader.num_workers == 1 else 'workers do'} not"
-                " keep"
-                f" up: {format_share(supply.wait_share)} of each step is spent waiting for a batch."
-            ),
+            summary=f"{loader.num_workers} {'worker does' if loader.num_workers == 1 else 'workers do'} not"
+            f" keep up: {format_share(supply.wait_share)} of each step is spent waiting for a batch.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.6 * lost_ns,
             high_ns=supply.wait_ns,

@@ -21,6 +21,21 @@ MIN_LOAD = 0.5
 """Part of all CPUs that the process and its workers use; with less, it is others who take them."""
 
 
+def sharing(
+    delay: float, on_cpu: float, *, num_workers: int = 16, fetch_ms: float = 300, **host: float
+) -> Profile:
+    """Two CPUs, workers that have none for so much of their time, and the training thread beside them."""
+    stats = {"process_cpus": 0.8, "runnable_share": 0.3, "on_cpu_share": 0.6, **host}
+    return fed_by(
+        data_wait_ms=5,
+        fetch_ms=fetch_ms,
+        num_workers=num_workers,
+        cpus=2,
+        workers={"delay_share": delay, "cpu_share": on_cpu},
+        host=HostStats(cpus=2, **stats),  # type: ignore[arg-type]
+    )
+
+
 class TooManyWorkers(Rule):
     """
     ## What it means
@@ -37,42 +52,12 @@ class TooManyWorkers(Rule):
 
     needs = ("input.workers.delay_share", "host.runnable_share", "host.cpus")
     actions = ("loader-workers",)
-    fires_on = (
-        fed_by(
-            data_wait_ms=5,
-            fetch_ms=300,
-            num_workers=16,
-            cpus=2,
-            workers={"delay_share": 0.7, "cpu_share": 0.3},
-            host=HostStats(cpus=2, process_cpus=0.8, runnable_share=0.3, on_cpu_share=0.6),
-        ),
-    )
+    fires_on = (sharing(0.7, 0.3),)
     silent_on = (
         WELL_FED,
-        fed_by(
-            data_wait_ms=5,
-            fetch_ms=300,
-            num_workers=16,
-            cpus=2,
-            workers={"delay_share": 0.9, "cpu_share": 0.05},
-            host=HostStats(cpus=2, process_cpus=0.4, runnable_share=0.7, on_cpu_share=0.3),
-        ),
-        fed_by(
-            data_wait_ms=5,
-            fetch_ms=90,
-            num_workers=2,
-            cpus=2,
-            workers={"delay_share": 0.5, "cpu_share": 0.4},
-            host=HostStats(cpus=2, process_cpus=0.8, runnable_share=0.3, on_cpu_share=0.6),
-        ),
-        fed_by(
-            data_wait_ms=5,
-            fetch_ms=300,
-            num_workers=16,
-            cpus=2,
-            workers={"delay_share": 0.02, "cpu_share": 0.05},
-            host=HostStats(cpus=2, process_cpus=0.8, runnable_share=0.01, on_cpu_share=0.6),
-        ),
+        sharing(0.9, 0.05, process_cpus=0.4, runnable_share=0.7, on_cpu_share=0.3),
+        sharing(0.5, 0.4, num_workers=2, fetch_ms=90),
+        sharing(0.02, 0.05, runnable_share=0.01),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -89,9 +74,7 @@ class TooManyWorkers(Rule):
         if supply.delay_share < MIN_DELAY or host.runnable_share < MIN_RUNNABLE:
             return None
         used_ns, step_ns = supply.worker_cpu_ns + supply.own_cpu_ns, supply.training_ns
-        if used_ns < MIN_LOAD * usable * step_ns:
-            return None
-        if not supply.takes_the_cpus:
+        if used_ns < MIN_LOAD * usable * step_ns or not supply.takes_the_cpus:
             return None
         own_ns = sum(profile.spent_ns(phase) for phase in LOOP)
         # At best the CPUs that others leave are always in use; fewer workers cannot be faster than that.
@@ -107,11 +90,8 @@ class TooManyWorkers(Rule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"{supply.loader.num_workers} workers share {usable:g} CPUs with the training thread,"
-                " which"
-                f" waits for one {format_share(host.runnable_share)} of the time."
-            ),
+            summary=f"{supply.loader.num_workers} workers share {usable:g} CPUs with the training thread,"
+            f" which waits for one {format_share(host.runnable_share)} of the time.",
             lost_ns=shared(profile, lost_ns),
             low_ns=0.3 * lost_ns,
             high_ns=delay_ns,
@@ -123,8 +103,7 @@ class TooManyWorkers(Rule):
                 f"The workers want a CPU and have none for {format_share(supply.delay_share)} of their"
                 " work.",
                 "The training thread is ready to run and has no CPU for"
-                f" {format_share(host.runnable_share)}"
-                " of the time.",
+                f" {format_share(host.runnable_share)} of the time.",
             ),
             fix=f"Use {fewer} {'worker' if fewer == 1 else 'workers'}.",
             code=with_loader_arguments(profile, supply.loader, num_workers=fewer),

@@ -11,7 +11,7 @@ from diagnose.core.units import format_duration, format_ms, format_share
 from diagnose.rules._meetings import holding
 from diagnose.rules._phases import shared
 from diagnose.rules._rank_examples import meeting, ranks_example
-from diagnose.rules.base import Rule
+from diagnose.rules._rank_rule import RankRule
 
 MIN_CORRELATION = 0.7
 """How well a rank's forward time must follow the size of its batch: else something else is slow."""
@@ -58,7 +58,7 @@ def uneven(
 SEEN = meeting(33, 3, last=1, held_ms=30)
 
 
-class UnevenWork(Rule):
+class UnevenWork(RankRule):
     """
     ## What it means
     In the same step one rank has a batch of many tokens or samples and another one of few. The gradients
@@ -84,10 +84,6 @@ class UnevenWork(Rule):
             {Phase.FORWARD: 30.0, Phase.BACKWARD: 70.0}, {Phase.FORWARD: 30.0, Phase.BACKWARD: 70.0}
         ),
     )
-
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return len(profile.ranks) > 1
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

@@ -24,7 +24,7 @@ BRACKET = (
 TOTAL = Work(num_ops=200, flops=1e10, num_bytes=1e8)
 
 
-def part_of(part: float, num_ops: int | None = None) -> Work:
+def part_of(part: float, num_ops: int | None) -> Work:
     return Work(
         num_ops=int(200 * part) if num_ops is None else num_ops, flops=1e10 * part, num_bytes=1e8 * part
     )

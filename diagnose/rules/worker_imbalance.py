@@ -8,7 +8,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
 from diagnose.rules._supply import MIN_SHARE, supply_of
 from diagnose.rules._worker_examples import WELL_FED, fed_by
-from diagnose.rules.base import Rule
+from diagnose.rules._worker_rule import WorkerRule
 
 UNEVEN = 1.5
 """The busiest worker's time, as a multiple of the mean; of two workers one that does it all has 2."""
@@ -17,7 +17,7 @@ SATURATED = 0.75
 """The busiest worker must be busy for so much of the time, or its load holds nobody up."""
 
 
-class WorkerImbalance(Rule):
+class WorkerImbalance(WorkerRule):
     """
     ## What it means
     One worker has far more to do than the others, and the loop waits for it. The usual cause is an
@@ -31,6 +31,7 @@ class WorkerImbalance(Rule):
     A run of a few batches, in which each worker made one or two.
     """
 
+    min_workers = 2
     needs = ("input.workers.busiest", "input.steady_wait_ns")
     explains = ("slow-samples", "slow-storage", "slow-transform", "too-few-workers")
     fires_on = (
@@ -41,10 +42,6 @@ class WorkerImbalance(Rule):
         fed_by(data_wait_ms=50, fetch_ms=390, num_workers=4),
         fed_by(data_wait_ms=1, fetch_ms=50, num_workers=4, workers={"busiest": 4.0}),
     )
-
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return any(loader.num_workers > 1 for loader in profile.program.loaders[:1])
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -59,10 +56,8 @@ class WorkerImbalance(Rule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"One worker does {format_share(busiest / supply.loader.num_workers)} of the loading, and"
-                f" {format_share(supply.wait_share)} of each step is spent waiting for it."
-            ),
+            summary=f"One worker does {format_share(busiest / supply.loader.num_workers)} of the loading,"
+            f" and {format_share(supply.wait_share)} of each step is spent waiting for it.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.6 * lost_ns,
             high_ns=supply.wait_ns,

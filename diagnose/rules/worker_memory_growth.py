@@ -21,6 +21,17 @@ MIN_FAULTS_PER_S = 10.0
 """Page faults that read the disk; a machine with memory to spare has none to speak of."""
 
 
+def growing(growth_bytes: float, faults_per_s: float, **stats: float) -> Profile:
+    """Workers that come to own so much more, on a machine that reads so many pages back."""
+    return fed_by(
+        data_wait_ms=20,
+        fetch_ms=190,
+        workers={"private_growth_bytes": growth_bytes},
+        stats=stats,
+        host=HostStats(cpus=8, process_cpus=1.0, major_faults_per_s=faults_per_s),
+    )
+
+
 class WorkerMemoryGrowth(WorkerRule):
     """
     ## What it means
@@ -38,30 +49,11 @@ class WorkerMemoryGrowth(WorkerRule):
 
     needs = ("input.workers.private_growth_bytes", "host.major_faults_per_s", "input.early_wait_ns")
     explains = ("slow-storage", "slow-transform", "step-drift", "too-few-workers")
-    fires_on = (
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=190,
-            workers={"private_growth_bytes": 3e9},
-            stats={"early_wait_ns": 5e6, "late_wait_ns": 40e6},
-            host=HostStats(cpus=8, process_cpus=1.0, major_faults_per_s=300.0),
-        ),
-    )
+    fires_on = (growing(3e9, 300.0, early_wait_ns=5e6, late_wait_ns=40e6),)
     silent_on = (
         WELL_FED,
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=190,
-            workers={"private_growth_bytes": 3e9},
-            host=HostStats(cpus=8, process_cpus=1.0, major_faults_per_s=0.0),
-        ),
-        fed_by(
-            data_wait_ms=20,
-            fetch_ms=190,
-            workers={"private_growth_bytes": 1e6},
-            stats={"early_wait_ns": 5e6, "late_wait_ns": 40e6},
-            host=HostStats(cpus=8, process_cpus=1.0, major_faults_per_s=300.0),
-        ),
+        growing(3e9, 0.0),
+        growing(1e6, 300.0, early_wait_ns=5e6, late_wait_ns=40e6),
     )
 
     def check(self, profile: Profile) -> Finding | None:
@@ -78,10 +70,8 @@ class WorkerMemoryGrowth(WorkerRule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"Each worker's own memory grew by {format_bytes(growth)}, and the wait for a batch from"
-                f" {format_ms(early_ns)} to {format_ms(late_ns)}."
-            ),
+            summary=f"Each worker's own memory grew by {format_bytes(growth)}, and the wait for a batch"
+            f" from {format_ms(early_ns)} to {format_ms(late_ns)}.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.5 * lost_ns,
             high_ns=supply.wait_ns,

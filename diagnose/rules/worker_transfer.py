@@ -49,6 +49,10 @@ QUIET = 0.05
 long. At a tenth two healthy jobs were accused."""
 
 
+PIECES = {"ready_batches": 2.6, "pieces": 180}
+BUSY = HostStats(cpus=2, process_cpus=1.0, runnable_share=0.07)
+
+
 class WorkerTransfer(WorkerRule):
     """
     ## What it means
@@ -77,7 +81,7 @@ class WorkerTransfer(WorkerRule):
         fed_by(data_wait_ms=30, fetch_ms=20, send_ms=60, workers={"ready_batches": 2.6, "pieces": 400}),
         fed_by(data_wait_ms=30, fetch_ms=60, send_ms=120, workers={"ready_batches": 0.2}),
         fed_by(data_wait_ms=8, fetch_ms=1, send_ms=1, workers={"ready_batches": 3.8}),
-        fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers={"ready_batches": 2.6, "pieces": 180}),
+        fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers=PIECES),
         fed_by(
             data_wait_ms=10,
             gc_ms=14,
@@ -90,31 +94,14 @@ class WorkerTransfer(WorkerRule):
     silent_on = (
         WELL_FED,
         fed_by(data_wait_ms=30, fetch_ms=190, send_ms=1),
-        fed_by(
-            data_wait_ms=8,
-            fetch_ms=1,
-            workers={"ready_batches": 3.8},
-            host=HostStats(cpus=2, process_cpus=1.0, runnable_share=0.07),
-        ),
+        fed_by(data_wait_ms=8, fetch_ms=1, workers={"ready_batches": 3.8}, host=BUSY),
         fed_by(data_wait_ms=2, fetch_ms=20, send_ms=30, workers={"ready_batches": 2.6}),
         fed_by(data_wait_ms=6, fetch_ms=5, send_ms=5, workers={"ready_batches": 3.9, "pieces": 3}),
         fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers={"ready_batches": 2.6, "pieces": 40}),
         fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers={"ready_batches": 0.6, "pieces": 180}),
-        fed_by(data_wait_ms=6, fetch_ms=30, send_ms=1, workers={"ready_batches": 2.6, "pieces": 180}),
-        fed_by(
-            data_wait_ms=6,
-            fetch_ms=30,
-            send_ms=12,
-            workers={"ready_batches": 2.6, "pieces": 180},
-            stats={"burst_ns": 4e6},
-        ),
-        fed_by(
-            data_wait_ms=6,
-            fetch_ms=30,
-            send_ms=12,
-            workers={"ready_batches": 2.6, "pieces": 180},
-            host=HostStats(cpus=2, process_cpus=1.0, runnable_share=0.07),
-        ),
+        fed_by(data_wait_ms=6, fetch_ms=30, send_ms=1, workers=PIECES),
+        fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers=PIECES, stats={"burst_ns": 4e6}),
+        fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers=PIECES, host=BUSY),
         fed_by(data_wait_ms=20, fetch_ms=1, workers={"ready_batches": 3.8}, stats={"drawing_ns": 19e6}),
     )
 
@@ -127,9 +114,9 @@ class WorkerTransfer(WorkerRule):
         if drawing_ns > DRAWN * supply.wait_ns:
             return None
         workers = supply.workers
-        sending = workers.send_ns / max(1.0, workers.fetch_ns + workers.collate_ns + workers.send_ns)
         if workers.ready_batches is None:
             return None
+        sending = workers.send_ns / max(1.0, workers.fetch_ns + workers.collate_ns + workers.send_ns)
         evenly = (profile.input.burst_ns or 0.0) < EVENLY * supply.wait_ns
         unpacking = workers.ready_batches >= READY and evenly
         making_ns = (workers.fetch_ns + workers.collate_ns) * supply.batches
@@ -168,10 +155,8 @@ class WorkerTransfer(WorkerRule):
             return None
         return Finding(
             rule=self.name,
-            summary=(
-                f"Handing batches over costs {format_share(total_ns / profile.step_time_ns)} of each step:"
-                f" the loop waits while {where}."
-            ),
+            summary=f"Handing batches over costs {format_share(total_ns / profile.step_time_ns)} of each"
+            f" step: the loop waits while {where}.",
             lost_ns={Phase.DATA_WAIT: lost_ns, Phase.GC: collected_ns},
             low_ns=0.5 * total_ns,
             high_ns=supply.wait_ns + collected_ns,

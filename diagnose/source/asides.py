@@ -6,10 +6,13 @@ import ast
 from collections.abc import Mapping
 
 from diagnose.core.phases import Phase
+from diagnose.source.calling import calls_in, calls_of, given_to, is_call
 from diagnose.source.dependencies import Found
+from diagnose.source.kinds import Loop
+from diagnose.source.names import last_name, names
 from diagnose.source.parts import Anchors, Part
 from diagnose.source.reads_writes import writes
-from diagnose.source.statements import callee, calls_of, header_lines, names, nodes_of
+from diagnose.source.statements import all_lines, header_lines, nodes_of
 
 
 def called_aside(part: Part, found: Found, statement: ast.stmt) -> dict[str, Phase]:
@@ -26,8 +29,7 @@ def called_aside(part: Part, found: Found, statement: ast.stmt) -> dict[str, Pha
     for node in nodes:
         if not isinstance(node, (ast.Call, ast.Attribute)):
             continue
-        named = node.func if isinstance(node, ast.Call) else node
-        name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
+        name = last_name(node.func if isinstance(node, ast.Call) else node)
         inside = [each for each in ast.walk(node) if each is not node]
         if any(isinstance(each, ast.Call) for each in inside) or id(node) in terms:
             around.add(name)
@@ -38,37 +40,27 @@ def called_aside(part: Part, found: Found, statement: ast.stmt) -> dict[str, Pha
 
 
 def called_for(statement: ast.stmt, leads: set[str]) -> set[str]:
-    """Returns what is called for the arguments of a function that calls the model: `draw`, in
-    `self.loss(*self.memory.draw())`.
-
-    Args:
-        statement: It calls such a function.
-        leads: The names of those.
-    """
-    calls = [call for call in calls_of(statement) if callee(call)[0] in leads]
-    inner = (node for call in calls for each in (*call.args, *call.keywords) for node in ast.walk(each))
-    return {callee(node)[0] for node in inner if isinstance(node, ast.Call)} - leads
+    """Returns what a statement calls for the arguments of such functions, which call the model: `draw`, in
+    `self.loss(*self.memory.draw())`."""
+    calls = [call for call in calls_of(statement) if is_call(call, leads)]
+    inner = (node for call in calls for node in calls_in(*given_to(call)))
+    return {last_name(node.func) for node in inner} - leads
 
 
 def _same_loop(statements: list[ast.stmt], inner: ast.stmt) -> list[ast.stmt]:
     """Returns the statements of the innermost loop around one, with its head; without a loop all."""
-    around = [
-        loop
-        for loop in statements
-        if isinstance(loop, (ast.For, ast.AsyncFor, ast.While))
-        and loop.lineno <= inner.lineno <= (loop.end_lineno or loop.lineno)
-    ]
+    around = [s for s in statements if isinstance(s, Loop) and inner.lineno in all_lines(s)]
     if not around:
         return statements
-    loop = max(around, key=lambda each: each.lineno)
-    return [s for s in statements if loop.lineno <= s.lineno <= (loop.end_lineno or loop.lineno)]
+    lines = all_lines(max(around, key=lambda each: each.lineno))
+    return [s for s in statements if s.lineno in lines]
 
 
 def _batch(statements: list[ast.stmt], anchors: Anchors, roles: Mapping[int, Phase]) -> set[str]:
     """Returns the names that each step's batch is given, or what is made of it."""
-    made = [
-        s
+    made = (
+        writes(s)
         for s in statements
         if anchors.next.intersection(header_lines(s)) or roles.get(s.lineno) is Phase.DATA_WAIT
-    ]
-    return set().union(*(writes(s) for s in made))
+    )
+    return set().union(*made)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from diagnose.source.statements import callee
+from diagnose.source.calling import is_call
+from diagnose.source.kinds import Definition, Separate
+from diagnose.source.names import variables
+from diagnose.source.statements import all_lines, is_operation, targets_of
 
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
 OF_THE_SCORES = ("drop", "mask", "bias", "scale")
@@ -16,16 +19,16 @@ def attention_lines(tree: ast.Module) -> set[int]:
     """Returns the lines of all statements from the first product to the second, that of the mask too."""
     lines: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, Definition):
             for statement in _written_out(list(_simple(node))):
-                lines.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+                lines.update(all_lines(statement))
     return lines
 
 
 def _written_out(statements: list[ast.stmt]) -> list[ast.stmt]:
     found: list[ast.stmt] = []
     for softmax in statements:
-        if not any(isinstance(n, ast.Call) and callee(n)[0] == "softmax" for n in ast.walk(softmax)):
+        if not any(is_call(node, {"softmax"}) for node in ast.walk(softmax)):
             continue
         before = [s for s in statements if s.lineno < softmax.lineno]
         after = [s for s in statements if s.lineno > softmax.lineno]
@@ -81,33 +84,28 @@ def _is_layer(statement: ast.stmt) -> bool:
 
 
 def _products(statement: ast.stmt) -> int:
-    return sum(
-        (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult))
-        or (isinstance(node, ast.Call) and callee(node)[0] in PRODUCTS)
-        for node in ast.walk(statement)
-    )
+    nodes = ast.walk(statement)
+    return sum(is_operation(node, ast.MatMult) or is_call(node, PRODUCTS) for node in nodes)
 
 
 def _names(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:
-    nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-    names = {node.id for node in nodes if isinstance(node.ctx, context)}
-    if context is ast.Store and isinstance(statement, (ast.Assign, ast.AugAssign)):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    names = variables(ast.walk(statement), context)
+    if context is ast.Store:
         # `scores[mask] = -inf` changes what `scores` names.
         names |= {
             target.value.id
-            for target in targets
+            for target in targets_of(statement)
             if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)
         }
     return names
 
 
-def _simple(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.stmt]:
+def _simple(function: Definition) -> Iterator[ast.stmt]:
     """Yields the statements that hold no others, of this function and none inside it."""
     pending: list[ast.stmt] = list(function.body)
     while pending:
         statement = pending.pop(0)
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(statement, Separate):
             continue
         inner = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
         if inner:

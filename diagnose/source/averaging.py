@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 
-from diagnose.source.statements import Place, assigned, callee, names, nodes_of, words, words_of
+from diagnose.source.calling import is_call
+from diagnose.source.names import names, names_in, variables, words, words_of
+from diagnose.source.place import Place
+from diagnose.source.statements import assigned, is_operation, nodes_of, statements_in
 from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, key, sources, turns
 from diagnose.source.weight_words import GRADIENTS, OVER_WEIGHTS
 
@@ -20,8 +23,7 @@ def averages(place: Place, nodes: list[ast.AST], gone_over: set[str], *, pairs: 
     """Whether a statement averages one weight after the other.
 
     Args:
-        place: It.
-        nodes: What its own expressions are made of.
+        nodes: What the statement's own expressions are made of.
         gone_over: The names in what the loops around and in it go over.
         pairs: Whether it does if it computes one of a turn's weights from the other.
     """
@@ -46,13 +48,15 @@ def blends_in(statement: ast.stmt, nodes: list[ast.AST]) -> bool:
     if change is None:
         return False
     target, op, by = change
-    for node in (node for value in by for node in ast.walk(value)):
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
-            continue
-        old = node.right if isinstance(op, ast.Add) else node.left  # `a += r * (b - a)`
-        if isinstance(op, (ast.Add, ast.Sub)) and key(old) == key(target):
-            return True
-    return False
+    return any(_is_way(node, target, op) for value in by for node in ast.walk(value))
+
+
+def _is_way(value: ast.AST, target: ast.expr, op: ast.operator | None) -> bool:
+    """Whether a value is the way from what a statement adds to, or subtracts from, to another value:
+    `b - a`, of `a += r * (b - a)`."""
+    if not is_operation(value, ast.Sub) or not isinstance(op, (ast.Add, ast.Sub)):
+        return False
+    return key(value.right if isinstance(op, ast.Add) else value.left) == key(target)
 
 
 def _goes_toward(place: Place) -> bool:
@@ -62,34 +66,26 @@ def _goes_toward(place: Place) -> bool:
     if change is None or not place.loops:
         return False
     target, op, by = change
-    used = {node.id for value in by for node in ast.walk(value) if isinstance(node, ast.Name)}
-    for each in ast.walk(place.loops[0]):
-        for made, value in assigned(each):
-            if not isinstance(made, ast.Name) or made.id not in used or not isinstance(value, ast.BinOp):
-                continue
-            old = value.right if isinstance(op, ast.Add) else value.left
-            if (
-                isinstance(op, (ast.Add, ast.Sub))
-                and isinstance(value.op, ast.Sub)
-                and key(old) == key(target)
-                and not names(ast.walk(value)) & (GRADIENTS | place.gradients)
-            ):
-                return True
-    return False
+    used = variables(node for value in by for node in ast.walk(value))
+    return any(
+        isinstance(made, ast.Name)
+        and made.id in used
+        and _is_way(value, target, op)
+        and not names_in(value) & (GRADIENTS | place.gradients)
+        for each in ast.walk(place.loops[0])
+        for made, value in assigned(each)
+    )
 
 
 def _blends(node: ast.AST) -> bool:
     """Whether an expression goes a part of the way from one value to another: `a * (1 - r) + b * r`."""
-    if isinstance(node, ast.Call):
-        return callee(node)[0] in ("lerp", "lerp_")
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+    if is_call(node, ("lerp", "lerp_")):
+        return True
+    if not is_operation(node, ast.Add):
         return False
     sides = (node.left, node.right)
-    return all(isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mult) for side in sides) and any(
-        isinstance(part, ast.BinOp)
-        and isinstance(part.op, ast.Sub)
-        and isinstance(part.left, ast.Constant)
-        and part.left.value == 1
+    return all(is_operation(side, ast.Mult) for side in sides) and any(
+        is_operation(part, ast.Sub) and isinstance(part.left, ast.Constant) and part.left.value == 1
         for side in sides
         for part in ast.walk(side)
     )
@@ -118,7 +114,7 @@ def scales_and_adds(place: Place) -> bool:
     if not does or rebinds:
         return False
     around = place.loops[0] if place.loops else place.function if place.turned else None
-    inside = [node for node in ast.walk(around) if isinstance(node, ast.stmt)] if around else []
+    inside = statements_in(around) if around else []
     both = [each for each in inside if _change(each)[0] == target] or [place.statement]
     does = set().union(*(_change(each)[1] for each in both))
     changing = [node for each in both for node in nodes_of(each)]
@@ -130,7 +126,7 @@ def _keyed_pair(place: Place, nodes: list[ast.AST]) -> bool:
     """Whether something is done to one of a turn's weights and to what is kept of it under its name, or to
     two that are kept: `for n, p in net.named_parameters(): kept[n].mul_(d).add_(p)`."""
     for target, source in sources(place, nodes):
-        if not names(ast.walk(source)) & (OVER_WEIGHTS | place.weights):
+        if not names_in(source) & (OVER_WEIGHTS | place.weights):
             continue
         turn = [each.id for each in ast.walk(target) if isinstance(each, ast.Name)]
         if not turn:
@@ -188,8 +184,8 @@ def _of_operator(operator: ast.operator) -> str:
 
 def _copies_average(place: Place, used: set[str], gone_over: set[str]) -> bool:
     """Whether a statement copies, or assigns, and a name says that this is to average."""
-    assigned = place.statement.targets if isinstance(place.statement, ast.Assign) else []
-    if "copy_" not in used and not any(isinstance(target, ast.Attribute) for target in assigned):
+    targets = place.statement.targets if isinstance(place.statement, ast.Assign) else []
+    if "copy_" not in used and not any(isinstance(target, ast.Attribute) for target in targets):
         return False
     named = {place.function.name} if isinstance(place.function, ast.FunctionDef) else set()
     return bool(words_of(used | gone_over | named) & AVERAGED_WORDS)

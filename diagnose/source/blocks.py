@@ -7,19 +7,16 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from diagnose.source.kinds import Loop, Scope, Separate
 from diagnose.source.reads_writes import rebinds
-from diagnose.source.statements import Loop, Scope, functions_of, header_lines, innermost_of
+from diagnose.source.statements import all_lines, functions_of, header_lines, innermost_of
 
 Block = tuple[int, str]
 """Statement and field of what runs or does not run as a whole: `(id(branch), "orelse")`."""
 
 
 class Blocks:
-    """Answers for one function what runs before what.
-
-    Args:
-        function: It, or the module.
-    """
+    """Answers for one function, or the module, what runs before what."""
 
     def __init__(self, function: Scope) -> None:
         self._within: dict[int, tuple[Block, ...]] = {}
@@ -47,21 +44,29 @@ class Blocks:
         if writer.lineno < reader.lineno:
             kept = next_ is None or next_.lineno >= reader.lineno
             return writer is last or (kept and (last is None or writer.lineno > last.lineno))
-        around = [loop for loop in self.loops(writer) if loop in self.loops(reader)]
+        around = self._around_both(writer, reader)
         between = [each for each in (last, next_) if each is not None and each is not writer]
         if around:
             return all(around[-1] not in self.loops(each) for each in between)
         return "." in name and not between
+
+    def is_given(self, name: str, reader: ast.stmt) -> bool:
+        """Whether a name may have there what the function was given by it: nothing before surely gives it
+        another value."""
+        return self._last_rebind(name, reader) is None
 
     def outlives_turn(self, writer: ast.stmt, name: str, reader: ast.stmt) -> bool:
         """Whether what is put into a container may come out of it in a later turn of the loop around both:
         no turn begins with an empty one."""
         if name in {each for each, sure in rebinds(writer) if sure}:
             return False
-        around = [loop for loop in self.loops(writer) if loop in self.loops(reader)]
+        around = self._around_both(writer, reader)
         if not around:
             return "." in name and name not in self._rebound
         return (name, id(around[-1])) not in self._rebound_in
+
+    def _around_both(self, writer: ast.stmt, reader: ast.stmt) -> list[Loop]:
+        return [loop for loop in self.loops(writer) if loop in self.loops(reader)]
 
     def heads(self, statement: ast.stmt) -> Iterator[ast.stmt]:
         """Yields the branches and loops that decide whether a statement runs."""
@@ -99,9 +104,8 @@ class Blocks:
 
     def _read(self, body: Iterable[ast.stmt], within: tuple[Block, ...], loops: tuple[Loop, ...]) -> None:
         for statement in body:
-            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if isinstance(statement, Separate):
                 continue
-            is_loop = isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
             inside = (*loops, statement) if isinstance(statement, Loop) else loops
             self._within[id(statement)] = within
             self._compound[id(statement)] = statement
@@ -116,7 +120,7 @@ class Blocks:
                 if not isinstance(value, list):
                     continue
                 block = within if runs_through and field != "orelse" else (*within, (id(statement), field))
-                turns = inside if not is_loop or field == "body" else loops
+                turns = inside if field == "body" else loops
                 self._read([each for each in value if isinstance(each, ast.stmt)], block, turns)
                 for each in value:
                     if isinstance(each, (ast.ExceptHandler, ast.match_case)):
@@ -152,12 +156,12 @@ def _beside(body: Sequence[ast.stmt], wanted: Collection[int]) -> tuple[bool, se
         comes = comes or (bool(inner) and both and sure(each for each, _ in inner))
     if comes:
         for statement in body[begin:]:
-            lines.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+            lines.update(all_lines(statement))
     return comes, lines
 
 
 def _blocks_of(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    if isinstance(statement, Separate):
         return
     for name in ("body", "orelse", "finalbody"):
         if block := getattr(statement, name, None):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from diagnose.source.calling import called_in, callee, given_to, is_call, keyword_of
 from diagnose.source.copied_weights import copies_weights
 from diagnose.source.files import (
     DUMPERS,
@@ -18,6 +19,8 @@ from diagnose.source.files import (
     origin,
     writes_table,
 )
+from diagnose.source.names import last_name, names_in, words, words_of
+from diagnose.source.place import Place
 from diagnose.source.purposes import (
     CLIP,
     COLLECT,
@@ -32,17 +35,7 @@ from diagnose.source.purposes import (
     WHOLE,
 )
 from diagnose.source.reads_writes import reads, writes
-from diagnose.source.statements import (
-    Place,
-    assigned,
-    callee,
-    calls_of,
-    given_to,
-    names,
-    nodes_of,
-    words,
-    words_of,
-)
+from diagnose.source.statements import nodes_of, statements_in, text_of
 from diagnose.source.tensor_values import PREDICATES, may_be_tensor
 from diagnose.source.texts import FILES
 from diagnose.source.weight_loops import clips_one, sources
@@ -113,18 +106,15 @@ WAITED_FOR = {
 """Classes of what such methods wait for."""
 
 RECEIVERS = {"recv", "recvfrom", "recv_into", "recv_bytes", "recv_json", "recv_pyobj", "recv_string"}
-METRIC_WORDS = {
-    *("metric", "metrics", "accuracy", "acc", "f1", "auc", "auroc", "auprc", "bleu", "rouge", "confusion"),
-    *("precision", "recall", "topk", "iou", "perplexity", "meter", "ndcg", "mrr", "wer", "cer", "psnr"),
-    *("ssim", "dice", "jaccard", "mae", "mape", "rmse", "spearman", "kendall", "kappa", "mcc", "ece"),
-    *("error", "errors", "calibration"),
-}
 ALSO_OF_MODELS = {
     *("acc", "meter", "precision", "recall", "topk", "iou", "psnr", "ssim", "dice", "jaccard", "mae"),
     *("mape", "rmse", "spearman", "kendall", "error", "errors", "calibration"),
 }
-"""Words that functions of models and losses are called by, too."""
-
+"""Words of scores that functions of models and losses are called by, too."""
+METRIC_WORDS = ALSO_OF_MODELS | {
+    *("metric", "metrics", "accuracy", "f1", "auc", "auroc", "auprc", "bleu", "rouge", "confusion"),
+    *("perplexity", "ndcg", "mrr", "wer", "cer", "kappa", "mcc", "ece"),
+}
 NO_SCORES = {"topk", "error", "define_metric"}
 """The largest values of a tensor are no score, and `log.error` no error of a prediction."""
 LEARNING_WORDS = frozenset({"learner", "learning", "loss"})
@@ -165,7 +155,7 @@ def of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: b
         or (name == "save_file" and ("safetensors" in base or (not base and name in place.imported)))
     )
     written = file_written(call) if unused and method and not saves else ""
-    reads = (name in SYNC_METHODS and base not in ("np", "torch")) or _to_cpu(call, name)
+    reads = (name in SYNC_METHODS and base not in ("np", "torch")) or _to_cpu(call)
     if reads and not (unused and name in ("cpu", "to")):  # `model.cpu()` moves a module
         yield SYNC
     casts = not base and name in CASTS and not in_comprehension and call.args
@@ -193,11 +183,13 @@ def of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: b
     if source == ("gc", "collect"):
         yield COLLECT
     waits = name in WAITERS or source in (("subprocess", "run"), ("subprocess", "call"))
-    if waits and not names(ast.walk(call)) & LOOKS:
+    if waits and not names_in(call) & LOOKS:
         yield WAIT
     if saves or written in STATE_FILES:
         yield SAVE
-    if clips_one(call, place) or (name.startswith("clip_grad") and _keyword(call, "foreach") is False):
+    foreach = keyword_of(call, "foreach")
+    by_one = isinstance(foreach, ast.Constant) and foreach.value is False
+    if clips_one(call, place) or (name.startswith("clip_grad") and by_one):
         yield CLIP
     averages = words(name) & {"update", "step"} and "ema" in words(name) | words(owner)
     if (name == "update_parameters" and len(call.args) + len(call.keywords) == 1) or (
@@ -232,25 +224,13 @@ def _saves(call: ast.Call, place: Place, name: str) -> bool:
 def _is_written(place: Place) -> bool:
     """Whether what a statement makes is written to a file, there or later."""
     made = writes(place.statement)
-    written = any(callee(each)[0] in WRITERS for each in calls_of(place.statement))
-    return written or (bool(made) and made <= place.texts)
+    return bool(called_in(place.statement) & WRITERS) or (bool(made) and made <= place.texts)
 
 
 def _of_saved(call: ast.Call, place: Place) -> bool:
     """Whether a call is of a file that state is saved to, or of what will be written to one."""
     made = {name.rpartition(".")[2] for name in writes(place.statement)}
-    return bool((names(ast.walk(call)) | made) & place.saved)
-
-
-def waited_for(tree: ast.Module) -> frozenset[str]:
-    """Returns the names and attributes of a file that hold queues, threads, processes and the like:
-    `answers`, after `self.asked, self.answers = Queue(), Queue()`."""
-    return frozenset(
-        ast.unparse(name).rpartition(".")[2]
-        for node in ast.walk(tree)
-        for name, value in assigned(node)
-        if isinstance(value, ast.Call) and callee(value)[0] in WAITED_FOR
-    )
+    return bool((names_in(call) | made) & place.saved)
 
 
 def _may_block(call: ast.Call) -> bool:
@@ -272,7 +252,7 @@ def _waits_for(call: ast.Call, place: Place, name: str, owner: str) -> bool:
         waits = owner in place.waited_for or words(owner) & JOINS[name]
         return bool(waits) or (name == "wait" and bool(call.args))
     if name in LOG_FUNCTIONS:
-        file = next((keyword.value for keyword in call.keywords if keyword.arg == "file"), None)
+        file = keyword_of(call, "file")
         return isinstance(file, ast.Attribute) and file.attr == "stdin"
     return owner == "stdin" or (owner == "stdout" and name.startswith("read"))
 
@@ -282,17 +262,15 @@ def _asks_server(call: ast.Call, place: Place, name: str, owner: str) -> bool:
     is only told to one is logging."""
     if name == "urlopen":
         given = call.args[0] if len(call.args) == 1 else None
-        if given is None or words_of(names(ast.walk(given))) & {"request", "req"}:
+        if given is None or words_of(names_in(given)) & {"request", "req"} or keyword_of(call, "data"):
             return False  # it may be posted
-        if any(keyword.arg == "data" for keyword in call.keywords):
-            return False
     elif owner not in NETWORK or name != "get":
         return False
     statement = place.statement
     if not isinstance(statement, (ast.With, ast.AsyncWith)):
         return not isinstance(statement, ast.Expr) and not _is_only_checked(call, place)
     answers = writes(statement)
-    inside = [each for inner in statement.body for each in ast.walk(inner) if isinstance(each, ast.stmt)]
+    inside = (each for inner in statement.body for each in statements_in(inner))
     return any(reads(each) & answers for each in inside if not isinstance(each, ast.Expr))
 
 
@@ -304,7 +282,7 @@ def _is_only_checked(call: ast.Call, place: Place) -> bool:
     answers = writes(statement)
     if not all(name.isidentifier() for name in answers):
         return False  # it is kept for others
-    reading = [each for each in ast.walk(around) if isinstance(each, ast.stmt) and reads(each) & answers]
+    reading = [each for each in statements_in(around) if reads(each) & answers]
     return all(_checks(each, answers) for each in reading if each is not statement)
 
 
@@ -318,7 +296,7 @@ def _checks(statement: ast.stmt, answers: set[str]) -> bool:
     asked = {
         node.attr
         for node in ast.walk(statement.test)
-        if isinstance(node, ast.Attribute) and names([node.value]) & answers
+        if isinstance(node, ast.Attribute) and last_name(node.value) in answers
     }
     steers = any(isinstance(node, (ast.Break, ast.Continue)) for node in ast.walk(statement))
     return bool(asked) and asked <= {"ok", "status_code"} and not steers
@@ -326,9 +304,7 @@ def _checks(statement: ast.stmt, answers: set[str]) -> bool:
 
 def _is_text(node: ast.expr) -> bool:
     """Whether an expression is a text that is written out there."""
-    return isinstance(node, ast.JoinedStr) or (
-        isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+    return isinstance(node, ast.JoinedStr) or text_of(node) is not None
 
 
 def _is_logger(base: str) -> bool:
@@ -362,26 +338,12 @@ def only_reads(nodes: Sequence[ast.AST], *, of_each: bool) -> bool:
     """Whether bringing values to Python is all that a statement does.
 
     Args:
-        nodes: What its own expressions are made of.
-        of_each: It does so for each of many things. Then to find out whether a tensor is finite takes
-            longer than to read the answer.
+        of_each: The statement does so for each of many things. Then to find out whether a tensor is finite
+            takes longer than to read the answer.
     """
     cheap = SYNC_METHODS | CASTS | CHEAP | (set() if of_each else PREDICATES)
-    return all(
-        callee(node)[0] in cheap or _to_cpu(node, callee(node)[0])
-        for node in nodes
-        if isinstance(node, ast.Call)
-    )
+    return all(is_call(node, cheap) or _to_cpu(node) for node in nodes if isinstance(node, ast.Call))
 
 
-def _to_cpu(call: ast.Call, name: str) -> bool:
-    return name == "to" and any(
-        isinstance(value, ast.Constant) and value.value == "cpu" for value in given_to(call)
-    )
-
-
-def _keyword(call: ast.Call, name: str) -> object:
-    for keyword in call.keywords:
-        if keyword.arg == name and isinstance(keyword.value, ast.Constant):
-            return keyword.value.value
-    return None
+def _to_cpu(call: ast.Call) -> bool:
+    return is_call(call, {"to"}) and any(text_of(value) == "cpu" for value in given_to(call))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Container
 
+from diagnose.source.calling import is_call
+from diagnose.source.names import last_name
 from diagnose.source.sources import Sources
+from diagnose.source.statements import all_lines
 
 MAX_LENGTH = 300
 """A longer call is no line to paste; the fix then names the argument alone."""
@@ -32,7 +35,6 @@ def call_at(sources: Sources, file: str, line: int, name: str) -> str:
     """Returns the text of a call, on one line, or an empty text where it cannot be found.
 
     Args:
-        sources: Where the file is read.
         file: The file; empty when unknown.
         line: A line that the call covers.
         name: What is called, such as `DataLoader`; `data.DataLoader` is found too, and what it was imported
@@ -42,16 +44,10 @@ def call_at(sources: Sources, file: str, line: int, name: str) -> str:
     if tree is None:
         return ""
     known = {name, *aliases(tree, name)}
-    calls = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-        and _last_name(node.func) in known
-    ]
+    calls = [node for node in ast.walk(tree) if is_call(node, known) and line in all_lines(node)]
     if not calls:
         return ""
-    innermost = min(calls, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
+    innermost = min(calls, key=lambda node: len(all_lines(node)))
     text = ast.unparse(innermost)
     return text if len(text) <= MAX_LENGTH else ""
 
@@ -108,14 +104,8 @@ def with_arguments(call: str, fallback: str, **arguments: str | float | bool | N
 
 def _name_from_first(call: ast.Call, changed: Container[str]) -> None:
     """Gives the arguments that stand by place their names, from the first on that is to change."""
-    places = BY_PLACE.get(_last_name(call.func), ())[: len(call.args)]
+    places = BY_PLACE.get(last_name(call.func), ())[: len(call.args)]
     first = next((at for at, name in enumerate(places) if name in changed), len(call.args))
     named = zip(places[first:], call.args[first:], strict=True)
     call.keywords[:0] = [ast.keyword(arg=name, value=value) for name, value in named]
     del call.args[first:]
-
-
-def _last_name(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""

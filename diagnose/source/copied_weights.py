@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable
 
+from diagnose.source.calling import is_call
+from diagnose.source.kinds import Scope
+from diagnose.source.names import names_in
 from diagnose.source.reads_writes import writes
-from diagnose.source.statements import Scope, names, nodes_of, statements_of
+from diagnose.source.statements import nodes_of, statements_of
 from diagnose.source.weight_words import ASKED, GRADIENTS, KEEPS, RESHAPES
 
 COPIES = {"tobytes", "tofile", "tolist"}
@@ -17,34 +20,25 @@ STILL_VALUES = {*KEEPS, *RESHAPES, "numpy", "contiguous", "data", "half", "bfloa
 
 
 def copies_weights(node: ast.AST, over: Iterable[tuple[ast.expr, ast.expr]]) -> bool:
-    """Whether values of weights are taken somewhere in a node: `p.detach().numpy().tobytes()`.
-
-    Args:
-        node: A statement, or a part of one.
-        over: The variables of the loops around and in it, and what each goes over.
-    """
+    """Whether values of weights are taken somewhere in a node, `p.detach().numpy().tobytes()`, by variables
+    of loops, which are given with what each goes over."""
     taken = [
         each.func.value
         for each in ast.walk(node)
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in COPIES
+        if is_call(each, COPIES) and isinstance(each.func, ast.Attribute)
     ]
     turns = {
         name
         for target, source in (over if taken else ())
-        if (asked := names(ast.walk(source))) & ASKED and not asked & GRADIENTS
-        for name in names(ast.walk(target))
+        if (asked := names_in(source)) & ASKED and not asked & GRADIENTS
+        for name in names_in(target)
     }
     return any(_is_value_of(value, turns) for value in taken)
 
 
 def copied_in(function: Scope, texts: Collection[str]) -> frozenset[str]:
-    """Returns the names of a function that hold values of weights on their way to a file: `weights`, of
-    `json.dump(weights, file)`.
-
-    Args:
-        function: It, or the module.
-        texts: Its names of what is made to be written to a file, and for nothing else.
-    """
+    """Returns the names of a function that hold values of weights on their way to a file, `weights` of
+    `json.dump(weights, file)`, among its names of what is made for that alone."""
     found: set[str] = set()
     for statement in statements_of(function) if texts else ():
         made, nodes = writes(statement), nodes_of(statement)

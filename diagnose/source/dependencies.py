@@ -12,18 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from diagnose.core.phases import Phase
-from diagnose.source.parts import SETTINGS, Part, of_weights
-from diagnose.source.reads_writes import grow, reads, writes
+from diagnose.source.calling import calls_of, given_to, is_call
+from diagnose.source.names import last_name, names, variables
+from diagnose.source.parts import SETTINGS, Needs, Part, of_weights
+from diagnose.source.reads_writes import grow, reads_in, writes
 from diagnose.source.returned import Item, items_of, lines_of, wanted_items
-from diagnose.source.statements import (
-    callee,
-    calls_of,
-    expressions,
-    given_to,
-    header_lines,
-    names,
-    nodes_of,
-)
+from diagnose.source.statements import expressions, header_lines, nodes_of, yields
 
 DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
 """Names in a statement that keeps a value without its gradients."""
@@ -64,8 +58,8 @@ class Found:
     Attributes:
         roles: Phases of lines; the others serve nothing.
         inside: Of lines that serve only through a function that they call: what that has to assign.
-        carried: Statements that make what a model is given in the next turn of its results, as
-            `h = h.detach()`.
+        carried: Statements that make, of the results of a model, what it or the loss is given in the next
+            turn, as `h = h.detach()`.
         batch: What of its object and its parameters the batch is made of.
         loss: Likewise, the loss.
         for_loss: The statements of the loss, and the names of which they need the values.
@@ -78,18 +72,13 @@ class Found:
     carried: set[int] = field(default_factory=set)
     batch: set[str] = field(default_factory=set)
     loss: set[str] = field(default_factory=set)
-    for_loss: list[tuple[ast.stmt, set[str]]] = field(default_factory=list)
-    for_batch: list[tuple[ast.stmt, set[str]]] = field(default_factory=list)
+    for_loss: Needs = field(default_factory=list)
+    for_batch: Needs = field(default_factory=list)
     hands_on: bool = False
 
 
 class Dependencies:
-    """Walks back from the model calls and backward passes of a function to the statements that feed them.
-
-    Args:
-        part: The function.
-        links: What the functions of the loop leave for each other.
-    """
+    """Walks back from model calls and backward passes of a function to the statements that feed them."""
 
     def __init__(self, part: Part, links: Links) -> None:
         self._part = part
@@ -105,9 +94,9 @@ class Dependencies:
         """
         part, links, found = self._part, self._links, Found()
         if part.feeds:
-            yields = [s for s in part.statements if _yields(s)]
-            self._walk_batch([(s, part.reads[id(s)]) for s in yields], found)
-            found.roles.update((line, Phase.DATA_WAIT) for s in yields for line in header_lines(s))
+            batches = [s for s in part.statements if yields(s)]
+            self._walk_batch([(s, part.reads[id(s)]) for s in batches], found)
+            found.roles.update((line, Phase.DATA_WAIT) for s in batches for line in header_lines(s))
             return found
         computed = {id(s): part.writes[id(s)] for s in part.models}
         derived = part.spread(computed, self._acts)
@@ -121,10 +110,10 @@ class Dependencies:
         self._walk_batch([*calls, *((s, part.reads[id(s)]) for s in part.asks)], found)
         return found
 
-    def _handed_on(self, derived: Mapping[int, set[str]], found: Found) -> list[tuple[ast.stmt, set[str]]]:
+    def _handed_on(self, derived: Mapping[int, set[str]], found: Found) -> Needs:
         """Returns what a function hands to others for a loss, and what that is made of."""
         part = self._part
-        starts: list[tuple[ast.stmt, set[str]]] = []
+        starts: Needs = []
         for statement in part.statements:
             if isinstance(statement, ast.Return):
                 if id(statement) in part.hooked and statement not in part.calls:
@@ -141,9 +130,7 @@ class Dependencies:
                 found.roles.update((line, Phase.FORWARD) for line in lines)
         return starts
 
-    def _needs(
-        self, statement: ast.stmt, derived: Mapping[int, set[str]]
-    ) -> list[tuple[ast.stmt, set[str]]]:
+    def _needs(self, statement: ast.stmt, derived: Mapping[int, set[str]]) -> Needs:
         """Returns what a statement needs, for itself and what it calls; of one that returns, only for what
         is wanted of that."""
         part, needs = self._part, self._links.loss
@@ -157,9 +144,7 @@ class Dependencies:
         computed = set().union(*derived.values())
         return wanted_items(self._part, items, links.asked.get(name, ()), links.fed.get(name, ()), computed)
 
-    def _walk_loss(
-        self, starts: list[tuple[ast.stmt, set[str]]], found: Found, derived: Mapping[int, set[str]]
-    ) -> None:
+    def _walk_loss(self, starts: Needs, found: Found, derived: Mapping[int, set[str]]) -> None:
         part = self._part
         steps, wanted = part.walk(starts)
         found.loss |= part.from_outside(wanted)
@@ -175,7 +160,8 @@ class Dependencies:
         last = max((s.lineno for s in part.passes), default=0)
         for statement in (s for s in part.statements if id(s) in steps):
             if last and statement.lineno > last and not steps[id(statement)]:
-                continue  # a value that is read after the pass, for the next one
+                found.carried.add(id(statement))  # a value that is read after the pass, for the next one
+                continue
             if self._is_before(statement) or id(statement) in self._acts:
                 is_data = True
             elif part.calls:
@@ -189,9 +175,7 @@ class Dependencies:
             found.for_loss.append((statement, part.reads[id(statement)]))
             self._serves(statement, Phase.DATA_WAIT if is_data else Phase.FORWARD, wanted, found)
 
-    def _walk_further(
-        self, starts: list[tuple[ast.stmt, set[str]]], found: Found, derived: Mapping[int, set[str]]
-    ) -> None:
+    def _walk_further(self, starts: Needs, found: Found, derived: Mapping[int, set[str]]) -> None:
         part = self._part
         steps, wanted = part.walk(starts)
         found.loss |= part.from_outside(wanted)
@@ -201,7 +185,7 @@ class Dependencies:
             is_data = part.calls and id(statement) not in derived
             self._serves(statement, Phase.DATA_WAIT if is_data else Phase.FORWARD, wanted, found)
 
-    def _walk_batch(self, starts: list[tuple[ast.stmt, set[str]]], found: Found) -> None:
+    def _walk_batch(self, starts: Needs, found: Found) -> None:
         """What an earlier model has computed in the same turn is no batch of the next one, but a part of
         the pass, unless it is what an environment is told. And what a call gives to itself, by the next
         turn, was not built for it, such as `h` in `out, h = model(x, h)`. Nor was what a simulation passes
@@ -257,12 +241,13 @@ class Dependencies:
             wanted -= set().union(*others.values())
         leads = set().union(*(part.anchors.leads.get(line, ()) for line in header_lines(call)))
         for node in calls_of(call):
-            if callee(node)[0] in leads & links.batch.keys():
-                needed = links.batch[callee(node)[0]] | links.loss[callee(node)[0]]
+            name = last_name(node.func)
+            if name in leads & links.batch.keys():
+                needed = links.batch[name] | links.loss[name]
                 kept: set[str] = set()
                 aside: set[str] = set()
                 for parameter, value in part.effects.bound(node):
-                    (kept if parameter in needed else aside).update(reads(ast.Expr(value)))
+                    (kept if parameter in needed else aside).update(reads_in(value))
                 wanted -= aside - kept
         return wanted
 
@@ -273,8 +258,7 @@ class Dependencies:
         return [
             loop
             for loop in around.values()
-            if isinstance(loop, ast.For)
-            and not (isinstance(loop.iter, ast.Call) and callee(loop.iter)[0] == "range")
+            if isinstance(loop, ast.For) and not is_call(loop.iter, {"range"})
         ]
 
     def _is_before(self, statement: ast.stmt) -> bool:
@@ -304,11 +288,7 @@ def _put(statement: ast.stmt) -> Iterator[ast.expr]:
 
 def own_code(part: Part, found: Found) -> dict[int, set[str]]:
     """Returns by line what statements of the loss call besides: functions that get nothing of the batch
-    or of a model, `weight_at(step)` in `loss = loss * weight_at(step)`.
-
-    Args:
-        found: What the function's statements are for.
-    """
+    or of a model, `weight_at(step)` in `loss = loss * weight_at(step)`."""
     batch = [s for s in part.statements if found.roles.get(s.lineno) is Phase.DATA_WAIT]
     told = set().union(*part.derived([*part.models, *part.asks, *batch]).values())
     told |= part.from_outside(set().union(*part.reads.values()))
@@ -318,10 +298,10 @@ def own_code(part: Part, found: Found) -> dict[int, set[str]]:
         if id(statement) in part.hooked or found.roles.get(statement.lineno) is not Phase.FORWARD:
             continue
         aside = {
-            callee(call)[0]
+            last_name(call.func)
             for call in calls_of(statement)
-            if callee(call)[0] in part.effects.functions
-            and not any(_may_hold(name, part) for name in reads(ast.Expr(call)) & told)
+            if is_call(call, part.effects.functions)
+            and not any(_may_hold(name, part) for name in reads_in(call) & told)
             and not part.is_computed(ast.Expr(call))
         }
         own.update((line, aside) for line in header_lines(statement) if aside)
@@ -336,10 +316,6 @@ def _may_hold(name: str, part: Part) -> bool:
     return part.effects.may_be_computed(".".join(name.partition("[")[0].split(".")[:2]))
 
 
-def _yields(statement: ast.stmt) -> bool:
-    return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes_of(statement))
-
-
 def _callees(call: ast.stmt) -> set[str]:
     """Returns the names of what a statement calls, which it is not given: of the outermost call also those
     of the object that the method is of."""
@@ -348,12 +324,11 @@ def _callees(call: ast.stmt) -> set[str]:
     calls = calls_of(call)
     inner = {id(node) for outer in calls for value in given_to(outer) for node in ast.walk(value)}
     for node in calls:
-        for value in given_to(node):
-            given |= reads(ast.Expr(value))
+        given |= reads_in(*given_to(node))
         if id(node) in inner:
             called.add(ast.unparse(node.func))
         else:
-            called |= reads(ast.Expr(node.func))
+            called |= reads_in(node.func)
     return called - (given - {ast.unparse(node.func) for node in calls})
 
 
@@ -361,9 +336,5 @@ def _only_of(statement: ast.stmt, batch: set[str]) -> bool:
     """Whether a statement is made of the batch, and of nothing else but settings."""
     nodes = nodes_of(statement)
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    used = {
-        node.id
-        for node in nodes
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in called
-    }
+    used = variables((node for node in nodes if id(node) not in called), ast.Load)
     return bool(used & batch) and not used - batch - SETTINGS

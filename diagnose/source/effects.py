@@ -7,19 +7,12 @@ import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from diagnose.source.calling import bound, callee, calls_of, is_call, parameters_of
+from diagnose.source.kinds import Definition
+from diagnose.source.names import last_name, names
 from diagnose.source.reads_writes import REORDERS, closure, reads, writes
 from diagnose.source.simulators import simulators_of
-from diagnose.source.statements import (
-    bound,
-    callee,
-    calls_of,
-    names,
-    nodes_of,
-    parameters_of,
-    statements_of,
-)
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+from diagnose.source.statements import nodes_of, statements_of
 
 Attributes = dict[str, set[str]]
 """Attributes, `self.rows`, and the classes whose objects have them."""
@@ -33,29 +26,26 @@ class Effects:
 
     Functions are known by their names alone: two of one name do what either does.
 
-    Args:
-        trees: Parsed files by their paths.
-
     Attributes:
         simulators: Functions that may say what an environment answers.
     """
 
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
-        self.functions: defaultdict[str, list[tuple[str, Function]]] = defaultdict(list)
+        self.functions: defaultdict[str, list[tuple[str, Definition]]] = defaultdict(list)
         self.simulators = frozenset[str]().union(*map(simulators_of, trees.values()))
         self._assigned: defaultdict[str, set[str]] = defaultdict(set)
         self._changed: defaultdict[str, set[str]] = defaultdict(set)
         self._computes: set[str] = set()
+        self._modules: set[str] = set()
         self._made: set[str] = set()
         self._later: set[str] = set()
         self._classes = _classes_of(trees.values())
         self._read_by: dict[frozenset[str], Attributes] = {}
         self._set_by: dict[str, Attributes] = {}
         calls: defaultdict[str, set[str]] = defaultdict(set)
-        modules: set[str] = set()
         for file, tree in trees.items():
             for node in ast.walk(tree):
-                if isinstance(node, Function):
+                if isinstance(node, Definition):
                     self.functions[node.name].append((file, node))
         for name, found in self.functions.items():
             for _, function in found:
@@ -63,16 +53,15 @@ class Effects:
                 own = {each for s in statements for each in writes(s) if each.startswith("self.")}
                 if name == "__init__":
                     self._made |= own
-                    modules |= {each for s in statements if _makes_module(s) for each in writes(s)}
+                    self._modules |= {each for s in statements if _makes_module(s) for each in writes(s)}
                     continue
                 self._later |= set().union(*(writes(s) for s in statements if not _reorders(s)))
                 self._assigned[name] |= own
                 self._changed[name] |= _changed_in_place(function, statements)
                 for each, base in (called for s in statements for called in methods_called(s)):
                     calls[name] |= {each} if base == "self" else set()
-        self._modules = modules
         for name, found in self.functions.items():
-            if all(_uses(function, modules) for _, function in found):
+            if all(_uses(function, self._modules) for _, function in found):
                 self._computes.add(name)
         grew = True
         while grew:
@@ -104,7 +93,7 @@ class Effects:
     def bound(self, call: ast.Call) -> list[tuple[str, ast.expr]]:
         """Returns the parameters of a function of the script and what a call gives them; of any other
         function those that are named."""
-        found = self.functions.get(callee(call)[0])
+        found = self.functions.get(last_name(call.func))
         return bound(call, found[0][1] if found else None)
 
     def computes(self, method: str) -> bool:
@@ -169,7 +158,7 @@ def _classes_of(trees: Iterable[ast.Module]) -> dict[int, frozenset[str]]:
         id(each): frozenset(closure({node.name}, more))
         for node in nodes
         for each in node.body
-        if isinstance(each, Function)
+        if isinstance(each, Definition)
     }
 
 
@@ -188,32 +177,28 @@ def methods_called(statement: ast.stmt) -> Iterator[tuple[str, str]]:
             yield callee(call)
 
 
-def _changed_in_place(function: Function, statements: Iterable[ast.stmt]) -> set[str]:
+def _changed_in_place(function: Definition, statements: Iterable[ast.stmt]) -> set[str]:
     """Returns the parameters that a function changes: not those that it gives another value."""
     parameters = set(parameters_of(function))
     changed: set[str] = set()
     for statement in statements:
-        assigns = isinstance(statement, (ast.Assign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.With))
+        stores = isinstance(statement, ast.Assign) and any(
+            isinstance(target, ast.Subscript) for target in statement.targets
+        )
         entries = {name.partition("[")[0] for name in writes(statement) if "[" in name}
-        if isinstance(statement, ast.Expr) or entries or (assigns and _stores_into(statement)):
+        if isinstance(statement, ast.Expr) or entries or stores:
             changed |= (writes(statement) | entries) & parameters
     return changed
 
 
 def _reorders(statement: ast.stmt) -> bool:
     """Whether a statement only brings what is there into another order: `random.shuffle(self.rows)`."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(call, ast.Call) and callee(call)[0] in REORDERS
+    return isinstance(statement, ast.Expr) and is_call(statement.value, REORDERS)
 
 
-def _uses(function: Function, modules: set[str]) -> bool:
+def _uses(function: Definition, modules: set[str]) -> bool:
     """Whether a function uses weights of a model, or modules."""
     return any(reads(s) & modules or names(nodes_of(s)) & WEIGHTS for s in statements_of(function))
-
-
-def _stores_into(statement: ast.stmt) -> bool:
-    targets = statement.targets if isinstance(statement, ast.Assign) else ()
-    return any(isinstance(target, ast.Subscript) for target in targets)
 
 
 def _makes_module(statement: ast.stmt) -> bool:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Mapping
 
+from diagnose.source.calling import called_in, callee, calls_of
 from diagnose.source.dependencies import Found
 from diagnose.source.effects import Effects
+from diagnose.source.kinds import Assignment, Loop
+from diagnose.source.names import words_of
 from diagnose.source.parts import Part
 from diagnose.source.reads_writes import writes
 from diagnose.source.rollouts import EVALUATES
-from diagnose.source.statements import (
-    Assignment,
-    Loop,
-    callee,
-    calls_of,
-    header_lines,
-    statements_of,
-    words_of,
-)
+from diagnose.source.sites import Line
+from diagnose.source.statements import all_lines, header_lines, statements_of
 
 STEPS = {"next", "optimizer"}
 """Kinds of the calls that an epoch makes more than once, and a step does not."""
@@ -38,9 +34,7 @@ ASIDE_WORDS = {
 }
 """Words in what data are called of which no training batch is made."""
 
-NO_DATA_WORDS = {
-    *("log", "logger", "stats", "meter", "writer", "grid", "plot", "bar", "timer", "query"),
-}
+NO_DATA_WORDS = {"log", "logger", "stats", "meter", "writer", "grid", "plot", "bar", "timer", "query"}
 """Words in the names of what is no data, whatever else it is called, or not surely: `data_logger`."""
 
 
@@ -50,11 +44,7 @@ def changes_of_data(part: Part, found: Found, epochs: Collection[str]) -> Iterat
     That data are made batches of is known by what these are made of, or said by their name. Of what is set,
     something has to be read by who goes over the data, or, where their name says what they are, by a method
     of theirs that makes batches: `corpus.reshuffle()`, after which `corpus.batch(i)` gives others.
-
-    Args:
-        part: The function.
-        found: What else its statements are for.
-        epochs: Functions that train for an epoch; see `epochs_in`.
+    The functions that train for an epoch are those of `epochs_in`.
     """
     held = set().union(*(wanted for _, wanted in found.for_batch))
     steps = _turning_with_steps(part, epochs)
@@ -65,7 +55,7 @@ def changes_of_data(part: Part, found: Found, epochs: Collection[str]) -> Iterat
             continue
         if id(statement) in part.hooked or statement.lineno in found.roles:
             continue
-        if words_of(callee(call)[0] for call in calls_of(statement)) & EVALUATES:
+        if words_of(called_in(statement)) & EVALUATES:
             continue
         if any(_is_read(name, held, part, statement) for name in part.writes[id(statement)]):
             yield statement
@@ -82,16 +72,13 @@ def _trains_an_epoch(call: ast.stmt, part: Part, epochs: Collection[str]) -> boo
 
 
 def epochs_in(
-    straight: Mapping[tuple[str, int], set[str]],
-    through: Mapping[tuple[str, int], set[str]],
-    effects: Effects,
+    straight: Mapping[Line, set[str]], through: Mapping[Line, set[str]], effects: Effects
 ) -> set[str]:
     """Returns the functions through which models are called that loop over steps, not over parts of one.
 
     Args:
         straight: What kinds of calls were made from each file and line.
         through: The functions through which a model is called, by file and line.
-        effects: What the functions of the script assign.
     """
     leads = set().union(*through.values())
     steps = {place for place, kinds in straight.items() if kinds & STEPS}
@@ -110,10 +97,8 @@ def epochs_in(
     }
 
 
-def _holds(file: str, block: ast.stmt, places: Collection[tuple[str, int]]) -> bool:
-    return any(
-        (file, line) in places for line in range(block.lineno, (block.end_lineno or block.lineno) + 1)
-    )
+def _holds(file: str, block: ast.stmt, places: Collection[Line]) -> bool:
+    return any((file, line) in places for line in all_lines(block))
 
 
 def _is_read(name: str, held: Collection[str], part: Part, statement: ast.stmt) -> bool:

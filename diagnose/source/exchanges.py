@@ -14,25 +14,17 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from diagnose.source.calling import callee, calls_of, given_to
 from diagnose.source.effects import Effects, methods_called
+from diagnose.source.kinds import Scope
+from diagnose.source.names import words
 from diagnose.source.parts import Anchors, Part
 from diagnose.source.purposes import ENVIRONMENT, ROLLOUT
-from diagnose.source.reads_writes import MODULES, closure, reads, writes
+from diagnose.source.reads_writes import MODULES, closure, reads, reads_in, writes
 from diagnose.source.rollouts import measures
-from diagnose.source.sites import Frame, Sample, without_gradients
+from diagnose.source.sites import Line, Sample, Stack, without_gradients
 from diagnose.source.sources import Sources
-from diagnose.source.statements import (
-    Scope,
-    callee,
-    calls_of,
-    functions_of,
-    given_to,
-    header_lines,
-    innermost_of,
-    nodes_of,
-    statements_of,
-    words,
-)
+from diagnose.source.statements import functions_of, header_lines, innermost_of, statements_of, yields
 
 BOOKS = {"log", "logger", "logging", "wandb", "writer", "tracker", "metrics", "meter", "print"}
 """Words of what is told for the record."""
@@ -60,27 +52,19 @@ class Exchange:
 
 
 class Exchanges:
-    """The environments that the functions of a script act in.
-
-    Args:
-        effects: What the functions of the script assign.
-    """
+    """The environments that the functions of a script act in."""
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
-        self._told: dict[tuple[str, int], set[str]] = {}
-        self._chooses: set[tuple[str, int]] = set()
+        self._told: dict[Line, set[str]] = {}
+        self._chooses: set[Line] = set()
 
     def read(
         self, samples: Iterable[Sample], sources: Sources, learns: Mapping[str, Sequence[tuple[int, str]]]
     ) -> None:
         """Looks in the functions through which models are called without gradients for who is told what
         they chose.
-
-        Args:
-            samples: What the sampler saw.
-            sources: Text of each file.
-            learns: Of each file, the lines from which hooks were entered, and kinds.
+        `learns` has of each file the lines from which hooks were entered, and kinds.
         """
         scopes: dict[str, list[Scope]] = {}
         by_function: dict[tuple[str, int], set[int]] = {}
@@ -98,12 +82,12 @@ class Exchanges:
                 continue
             for statement in part.statements:
                 told = found.methods(statement) | ({""} if statement is found.tells else set())
-                for line in header_lines(statement) if told else ():
-                    self._told.setdefault((file, line), set()).update(told)
-            self._chooses.update((file, line) for s in found.chooses for line in header_lines(s))
+                for place in part.lines(statement) if told else ():
+                    self._told.setdefault(place, set()).update(told)
+            self._chooses.update(part.lines(*found.chooses))
 
-    def serves(self, stack: Sequence[Frame]) -> str:
-        """Returns what a stack, its innermost frame first, serves: `ENVIRONMENT`, `ROLLOUT`, or nothing.
+    def serves(self, stack: Stack) -> str:
+        """Returns what a stack serves: `ENVIRONMENT`, `ROLLOUT`, or nothing.
 
         Who calls the environment can measure what was learned. What the environment or the model does
         inside may be called so, too: a position is evaluated, a move is validated.
@@ -123,15 +107,13 @@ def exchange_in(part: Part, lines: set[int], learns: set[int]) -> Exchange | Non
     """Returns the environment that a function acts in; `None` where there is none.
 
     Args:
-        part: The function.
         lines: Its lines through which models are called without gradients.
         learns: Its lines from which batches are asked, models called with gradients, and backward passes
             and optimizers' steps begun.
     """
     for tells, call, changed in _told(part, learns):
         base = callee(call)[1]
-        told = set().union(*(reads(ast.Expr(value)) for value in given_to(call)))
-        way, _ = part.walk([(tells, told)])
+        way, _ = part.walk([(tells, reads_in(*given_to(call)))])
         others = [s for s in part.statements if s is not tells]
         chooses = [s for s in others if id(s) in way and _chooses(s, lines, base)]
         if not chooses:
@@ -232,5 +214,4 @@ def _puts(statement: ast.stmt) -> bool:
         return False
     if isinstance(statement, (ast.Return, ast.Expr)):
         return True
-    held = any("." in name or "[" in name for name in writes(statement))
-    return held or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes_of(statement))
+    return yields(statement) or any("." in name or "[" in name for name in writes(statement))

@@ -6,19 +6,12 @@ import ast
 import re
 from collections.abc import Collection, Mapping
 
-from diagnose.source.reads_writes import APPENDS, grow, reads, writes
-from diagnose.source.statements import (
-    Place,
-    Scope,
-    assigned,
-    callee,
-    calls_of,
-    given_to,
-    names,
-    statements_of,
-    words,
-    words_of,
-)
+from diagnose.source.calling import callee, calls_of, given_to, is_call
+from diagnose.source.kinds import Scope, With
+from diagnose.source.names import last_name, names_in, words, words_of
+from diagnose.source.place import Place
+from diagnose.source.reads_writes import APPENDS, grow, writes
+from diagnose.source.statements import assigned, is_operation, statements_of, text_of
 
 SAVERS: Mapping[tuple[str, str], int | None] = {
     ("torch", "save"): 1,
@@ -45,7 +38,6 @@ WRITES_TABLE = re.compile(r"\s*(insert|update|replace|delete)\b", re.IGNORECASE)
 
 NO_WRITERS = {"load", "read", "remove", "unlink", "exists", "open", *APPENDS, "add", "insert", "register"}
 """Words of methods that are given a path and write no file."""
-
 
 BUFFERS = {"buffer", "buf", "bytesio", "bio"}
 """Words of what is written to, and is no file."""
@@ -79,8 +71,8 @@ def opens_to_write(call: ast.Call) -> bool:
     modes = [*(call.args if base else call.args[1:2])]
     modes += [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
     for mode in modes:
-        text = mode.value if isinstance(mode, ast.Constant) else None
-        if not isinstance(text, str):
+        text = text_of(mode)
+        if text is None:
             if not base:
                 return True
         elif MODE.fullmatch(text) and set(text.partition(":")[0]) & set("wax+"):
@@ -89,9 +81,9 @@ def opens_to_write(call: ast.Call) -> bool:
 
 
 def into_memory(place: Place) -> bool:
-    """Whether a statement saves to memory by its words, or by what was made around it: `image.save(buffer)`."""
-    first = [given_to(call)[:1] for call in calls_of(place.statement) if callee(call)[0] == "save"]
-    given = names(node for each in first for to in each for node in ast.walk(to))
+    """Whether a statement saves to memory, by its words or by what is made around it: `image.save(out)`."""
+    saves = [call for call in calls_of(place.statement) if is_call(call, ("save",))]
+    given = names_in(*(to for call in saves for to in given_to(call)[:1]))
     around = place.function or (place.loops[-1] if place.loops else place.statement)
     return bool(words_of(given) & BUFFERS or given & _in_memory(around)) or "BytesIO" in given
 
@@ -100,34 +92,29 @@ def _in_memory(around: ast.AST) -> set[str]:
     """Returns the names that are given a file in memory: `out = io.BytesIO()`, `with BytesIO() as out`."""
     pairs = [pair for node in ast.walk(around) for pair in assigned(node)]
     for node in ast.walk(around):
-        if isinstance(node, ast.With):
+        if isinstance(node, With):
             pairs += [(each.optional_vars, each.context_expr) for each in node.items if each.optional_vars]
-    return {
-        name
-        for target, value in pairs
-        if isinstance(value, ast.Call) and callee(value)[0] == "BytesIO"
-        for name in names([target])
-    }
+    return {last_name(target) for target, value in pairs if is_call(value, ("BytesIO",))}
 
 
 def file_written(call: ast.Call) -> str:
     """Returns the ending of the file whose path is given to a call; empty if none is written."""
-    if words(callee(call)[0]) & NO_WRITERS:
+    if words(last_name(call.func)) & NO_WRITERS:
         return ""
     return next(filter(None, map(_ending, given_to(call))), "")
 
 
 def _ending(path: ast.expr) -> str:
     """Returns the ending of a path that is put together there: `png`, of `folder / f"{step}.png"`."""
-    if isinstance(path, ast.Call) and callee(path)[0] in ("str", "fspath", "Path") and path.args:
+    if is_call(path, ("str", "fspath", "Path")) and path.args:
         return _ending(path.args[0])
     text, is_path = path, False
-    if isinstance(path, ast.BinOp) and isinstance(path.op, ast.Div):
+    if is_operation(path, ast.Div):
         text, is_path = path.right, True
-    elif isinstance(path, ast.Call) and callee(path)[0] == "join" and len(path.args) > 1:
+    elif is_call(path, {"join"}) and len(path.args) > 1:
         text, is_path = path.args[-1], True
     parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-    texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    texts = [part for part in map(text_of, parts) if part is not None]
     named = FILE_NAME.search(texts[-1]) if texts and isinstance(parts[-1], ast.Constant) else None
     return named[1] if named and (is_path or any("/" in each for each in texts)) else ""
 
@@ -156,7 +143,6 @@ def writes_table(call: ast.Call, name: str, queries: Collection[str]) -> bool:
     """Whether a call writes to a database: `db.execute("INSERT ...")`, `connection.commit()`.
 
     Args:
-        call: It.
         name: What is called.
         queries: Names of the file that hold a text which writes to one.
     """
@@ -184,5 +170,4 @@ def queries_of(tree: ast.Module) -> frozenset[str]:
 def _is_writing(query: ast.expr) -> bool:
     """Whether an expression is a query, written out there, that changes a table."""
     first = query.values[0] if isinstance(query, ast.JoinedStr) and query.values else query
-    text = first.value if isinstance(first, ast.Constant) else None
-    return isinstance(text, str) and bool(WRITES_TABLE.match(text))
+    return bool(WRITES_TABLE.match(text_of(first) or ""))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from diagnose.source.calling import TRAINS, called_in
+from diagnose.source.kinds import ForLoop, With
 from diagnose.source.reads_writes import closure, reads, writes
-from diagnose.source.statements import callee, calls_of
-
-TRAINS = {"backward", "step"}
 
 
 def made_for(
@@ -19,7 +18,6 @@ def made_for(
     """Returns the names whose values serve a purpose and none besides, but to be told or compared.
 
     Args:
-        statements: Those of a function.
         serves: Whether a statement, which reads a name, uses it for that purpose.
         given: Names that count whatever else they serve.
     """
@@ -49,7 +47,7 @@ def _only_serves(
 
 def makes_only(statement: ast.stmt, wanted: Iterable[str]) -> bool:
     """Whether a statement assigns, or adds something to, such names and nothing else."""
-    if isinstance(statement, (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith)):
+    if isinstance(statement, (ForLoop, With)):
         return False
     made = writes(statement)
     return bool(made) and made <= set(wanted)
@@ -59,5 +57,4 @@ def _tells(statement: ast.stmt) -> bool:
     """Whether a statement makes nothing of what it reads: it prints it, or asks whether it is reached."""
     if isinstance(statement, (ast.If, ast.While, ast.Assert)):
         return True
-    called = {callee(call)[0] for call in calls_of(statement)}
-    return isinstance(statement, ast.Expr) and not called & TRAINS
+    return isinstance(statement, ast.Expr) and not called_in(statement) & TRAINS

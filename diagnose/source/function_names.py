@@ -6,20 +6,14 @@ import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from diagnose.source.call_idioms import ALSO_OF_MODELS, LEARNING_WORDS, METRIC_WORDS
+from diagnose.source.calling import called_in, callee, calls_of
+from diagnose.source.kinds import Assignment, Function
+from diagnose.source.names import last_name, names_in, words, words_of
 from diagnose.source.places import Places
 from diagnose.source.purposes import CLIP, EMA, LOG, METRIC, SAVE
 from diagnose.source.reads_writes import APPENDS, REORDERS, in_place, writes
-from diagnose.source.sites import Frame
-from diagnose.source.statements import (
-    Assignment,
-    Function,
-    callee,
-    calls_of,
-    names,
-    statements_of,
-    words,
-    words_of,
-)
+from diagnose.source.sites import Stack
+from diagnose.source.statements import statements_of, text_of
 
 MATH_NAMES = """
     cosh density det exp gamma likelihood mel odds partition pdf prob probability probs ratio scale sigmoid
@@ -57,19 +51,15 @@ OUTERMOST_WORDS = {"train", "training", "trainer", "main", "fit", "run", "epoch"
 
 
 class FunctionNames:
-    """Answers what functions are there for by what they are called.
-
-    Args:
-        places: The statements of the script.
-        of_line: Tells what the statement on a line does, by file and line.
-    """
+    """Answers what functions are there for by what they are called, and by what `of_line` tells of the
+    statement on a line of a file."""
 
     def __init__(self, places: Places, of_line: Callable[[str, int], Collection[str]]) -> None:
         self._places = places
         self._of_line = of_line
         self._words: dict[Function, set[str]] = {}
 
-    def purpose(self, stack: Sequence[Frame], purposes: Mapping[str, str]) -> str:
+    def purpose(self, stack: Stack, purposes: Mapping[str, str]) -> str:
         """Returns what the innermost function with a telling name is for; empty if there is none.
 
         What a module's `forward` calls is a part of it, whatever it is called.
@@ -126,7 +116,7 @@ class FunctionNames:
         has computed, and neither logs nor tells another anything. `log_loss`, `log_rank`."""
         if any("log" in words(part) for part in parts[:-1]):
             return False
-        statements = _statements(self._function_at(file, line))
+        statements = list(statements_of(self._function_at(file, line)))
         if any(map(_tells, statements)):
             return False
         numbers = {
@@ -135,10 +125,9 @@ class FunctionNames:
             if isinstance(each, Assignment) and each.value is not None and _is_number(each.value)
             for name in writes(each)
         }
-        returned = [
-            each.value for each in statements if isinstance(each, ast.Return) and each.value is not None
-        ]
-        return any(_is_number(value, numbers) for value in returned) and not self._logs(file, line)
+        returned = (each.value for each in statements if isinstance(each, ast.Return))
+        computes = any(value is not None and _is_number(value, numbers) for value in returned)
+        return computes and not self._logs(file, line)
 
     def _logs(self, file: str, line: int) -> bool:
         """Whether the function that holds a line logs, or what it calls in the same file does."""
@@ -149,7 +138,7 @@ class FunctionNames:
             if function in seen:
                 continue
             seen.add(function)
-            for statement in _statements(function):
+            for statement in statements_of(function):
                 if LOG in self._of_line(file, statement.lineno):
                     return True
                 for name, base in map(callee, calls_of(statement)):
@@ -162,11 +151,11 @@ class FunctionNames:
     def _has_torch_clip(self, file: str, line: int) -> bool:
         """Whether a line, or all of the function that holds it, leaves the clipping to torch, which does it
         at once."""
-        found = _statements(self._function_at(file, line))
+        found = list(statements_of(self._function_at(file, line)))
         by_hand = any(CLIP in self._of_line(file, statement.lineno) for statement in found)
         if by_hand:
             found = [place.statement for place in self._places.at(file, line)]
-        called = {callee(call)[0] for each in found for call in calls_of(each)}
+        called = {name for each in found for name in called_in(each)}
         clips = [name for name in called if name.startswith("clip_grad")]
         return not all(self._places.functions(file, name) for name in clips)
 
@@ -182,12 +171,8 @@ class FunctionNames:
         if function is None:
             return set()
         if function not in self._words:
-            self._words[function] = words_of(names(ast.walk(function)))
+            self._words[function] = words_of(names_in(function))
         return self._words[function]
-
-
-def _statements(function: Function | None) -> list[ast.stmt]:
-    return [] if function is None or isinstance(function, ast.Lambda) else list(statements_of(function))
 
 
 def _tells(statement: ast.stmt) -> bool:
@@ -197,17 +182,13 @@ def _tells(statement: ast.stmt) -> bool:
     value = value.value if isinstance(value, ast.Await) else value
     if not isinstance(value, ast.Call):
         return False
-    name = callee(value)[0]
+    name = last_name(value.func)
     return name not in APPENDS | REORDERS and not in_place(name)
 
 
 def _is_number(value: ast.expr, numbers: Collection[str] = ()) -> bool:
-    """Whether a value is a number, or a tensor, that is computed where it stands: no text, and no record.
-
-    Args:
-        value: It.
-        numbers: Names that hold such.
-    """
+    """Whether a value is a number, or a tensor, that is computed where it stands, or one of the names of
+    such: no text, and no record."""
     if isinstance(value, ast.Name):
         return value.id in numbers
     if isinstance(value, ast.Call):
@@ -215,5 +196,5 @@ def _is_number(value: ast.expr, numbers: Collection[str] = ()) -> bool:
         return name in REDUCES or base in MATH_MODULES
     nodes = list(ast.walk(value))
     keys = {id(node.slice) for node in nodes if isinstance(node, ast.Subscript)}
-    texts = (node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    texts = (node for node in nodes if text_of(node) is not None)
     return isinstance(value, (ast.BinOp, ast.UnaryOp)) and all(id(text) in keys for text in texts)

@@ -7,9 +7,10 @@ import ast
 import builtins
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from diagnose.source.effects import Function
+from diagnose.source.calling import callee, is_call
+from diagnose.source.kinds import Comprehension, Definition, ForLoop, With
 from diagnose.source.reads_writes import MODULES, closure, reads, writes
-from diagnose.source.statements import callee, statements_of
+from diagnose.source.statements import element_of, is_operation, statements_of
 
 CUTS = {
     *("detach", "item", "tolist", "numpy", "long", "size", "numel", "dim"),
@@ -29,23 +30,15 @@ WITH_PLACES = {"topk", "max", "min", "sort", "kthvalue", "median", "mode", "cumm
 
 
 class Gradients:
-    """Answers which expressions have gradients. What it cannot tell has them.
+    """Answers by a script's functions which expressions have gradients. What it cannot tell has them."""
 
-    Args:
-        functions: Those of the script, by their names.
-    """
-
-    def __init__(self, functions: Mapping[str, Sequence[tuple[str, Function]]]) -> None:
+    def __init__(self, functions: Mapping[str, Sequence[tuple[str, Definition]]]) -> None:
         self._functions = functions
         self._known: dict[str, bool] = {}
 
     def names(self, statements: Iterable[ast.stmt], sources: Collection[str]) -> set[str]:
-        """Returns the names that may hold what gradients pass through, in whatever order statements run.
-
-        Args:
-            statements: Those of a function.
-            sources: Names that hold such values to begin with.
-        """
+        """Returns the names that may hold what gradients pass through, in whatever order statements run,
+        where the sources do to begin with."""
         assigned = [each for statement in statements for each in _assigned(statement)]
 
         def more(found: set[str]) -> Iterator[str]:
@@ -59,17 +52,12 @@ class Gradients:
         return closure(set(sources), more)
 
     def pass_through(self, node: ast.AST, held: Collection[str]) -> bool:
-        """Whether an expression has gradients.
-
-        Args:
-            node: It, or a part of it.
-            held: Names of what has gradients.
-        """
+        """Whether an expression, or a part of one, has gradients where the names that are held have."""
         if isinstance(node, (ast.Compare, ast.Constant, ast.JoinedStr, ast.Lambda)):
             return False
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return False
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv):
+        if is_operation(node, ast.FloorDiv):
             return False
         if isinstance(node, ast.Name):
             return node.id in held
@@ -81,12 +69,12 @@ class Gradients:
             return not _is_place(node) and self.pass_through(node.value, held)
         if isinstance(node, ast.IfExp):
             return self.pass_through(node.body, held) or self.pass_through(node.orelse, held)
-        if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+        if isinstance(node, Comprehension):
             inside = set(held)
             for each in node.generators:
                 if self.pass_through(each.iter, inside):
                     inside |= _written(each.target)
-            return self.pass_through(node.value if isinstance(node, ast.DictComp) else node.elt, inside)
+            return self.pass_through(element_of(node), inside)
         if isinstance(node, ast.Call) and self._cuts(node):
             return False
         return any(self.pass_through(child, held) for child in ast.iter_child_nodes(node))
@@ -103,7 +91,7 @@ class Gradients:
             self._known[name] = not found or any(self._gives(function) for _, function in found)
         return self._known[name]
 
-    def _gives(self, function: Function) -> bool:
+    def _gives(self, function: Definition) -> bool:
         statements = list(statements_of(function))
         inside = [node for statement in statements for node in ast.walk(statement)]
         if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in inside):
@@ -122,9 +110,9 @@ def _assigned(statement: ast.stmt) -> Iterator[tuple[ast.expr, set[str]]]:
     if isinstance(statement, ast.Assign):
         for target in statement.targets:
             yield from _pairs(target, statement.value)
-    elif isinstance(statement, (ast.For, ast.AsyncFor)):
+    elif isinstance(statement, ForLoop):
         yield statement.iter, _written(statement.target)
-    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+    elif isinstance(statement, With):
         for item in statement.items:
             if item.optional_vars is not None:
                 yield item.context_expr, _written(item.optional_vars)
@@ -140,7 +128,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, set[st
         for each, item in zip(several, values, strict=True):
             yield from _pairs(each, item)
         return
-    if len(several) == 2 and isinstance(value, ast.Call) and callee(value)[0] in WITH_PLACES:
+    if len(several) == 2 and is_call(value, WITH_PLACES):
         target = several[0]
     yield value, _written(target)
 
@@ -155,5 +143,6 @@ def _with_containers(names: set[str]) -> set[str]:
 
 def _is_place(node: ast.Subscript) -> bool:
     """Whether an expression is where the largest value was: `out.max(1)[1]`."""
-    of_pair = isinstance(node.value, ast.Call) and callee(node.value)[0] in WITH_PLACES
-    return of_pair and isinstance(node.slice, ast.Constant) and node.slice.value == 1
+    return (
+        is_call(node.value, WITH_PLACES) and isinstance(node.slice, ast.Constant) and node.slice.value == 1
+    )

@@ -9,9 +9,13 @@ from itertools import pairwise
 
 from diagnose.core.phases import Phase
 from diagnose.source.call_idioms import Within
+from diagnose.source.calling import is_call
 from diagnose.source.files import into_memory
 from diagnose.source.flows import makes_only
 from diagnose.source.function_names import NAMED, NAMED_BESIDE, OUTERMOST_WORDS, FunctionNames
+from diagnose.source.kinds import Assignment, Function
+from diagnose.source.names import last_name, words, words_of
+from diagnose.source.place import innermost
 from diagnose.source.places import Places
 from diagnose.source.purposes import (
     ATTENTION,
@@ -42,10 +46,10 @@ from diagnose.source.rollouts import (
     measures,
     plays,
 )
-from diagnose.source.sites import Frame
+from diagnose.source.sites import Frame, Stack
 from diagnose.source.slices import takes_slices
 from diagnose.source.statement_idioms import of_places
-from diagnose.source.statements import Assignment, Function, callee, innermost, nodes_of, words, words_of
+from diagnose.source.statements import nodes_of
 from diagnose.source.tensor_operations import is_at_once, operations_by_statement
 from diagnose.source.texts import formats
 
@@ -104,7 +108,7 @@ class Idioms:
 
     def of(
         self,
-        stack: Sequence[Frame],
+        stack: Stack,
         via: str = "",
         phase: Phase = Phase.OTHER,
         *,
@@ -115,7 +119,6 @@ class Idioms:
         """Returns the idioms of a stack: those of its innermost line, then what the functions are called.
 
         Args:
-            stack: File, line and function of each user frame, innermost first.
             via: The frame of an installed package inside it, as `SourceLine.via` has it.
             phase: What the time is part of. A model's own names and lines are no logging or clipping.
             waits: Whether reading a tensor's value waits for a device. Else it costs next to nothing, and
@@ -167,7 +170,7 @@ class Idioms:
             found.append(HOOK)
         return (*found, acting) if acting else tuple(found)
 
-    def every(self, stack: Sequence[Frame]) -> str:
+    def every(self, stack: Stack) -> str:
         """Returns the innermost condition with a remainder that a stack stands under, `step % 10 == 0`, on
         one line; empty where there is none."""
         for file, line, _ in stack:
@@ -182,7 +185,7 @@ class Idioms:
             return False
         return not (via.startswith("PIL/") and any(map(into_memory, self._places.at(*frame[:2]))))
 
-    def _takes_slices(self, stack: Sequence[Frame], found: Collection[str]) -> bool:
+    def _takes_slices(self, stack: Stack, found: Collection[str]) -> bool:
         """Whether the innermost function, no module's but called by one's, is called for one slice of a
         tensor after the other, and nothing else was found of its line."""
         if not set(found) <= {PYTHON_LOOP}:
@@ -207,13 +210,13 @@ class Idioms:
             count += self._operations[place.function].get(id(place.statement), 0)
         return count
 
-    def _is_given_by_another_file(self, stack: Sequence[Frame]) -> bool:
+    def _is_given_by_another_file(self, stack: Stack) -> bool:
         """Whether a function that the loops of its file give one weight after the other was called from
         another file, which may give it anything."""
         files = [file for file, _, _ in stack[:2]]
         return len(set(files)) == 2 and any(place.turned for place in self._places.at(*stack[0][:2]))
 
-    def _is_turn(self, stack: Sequence[Frame], within: Within) -> bool:
+    def _is_turn(self, stack: Stack, within: Within) -> bool:
         """Whether a function that an optimizer's step calls does one turn of a loop over tensors there."""
         if any(is_at_once(nodes_of(place.statement)) for place in self._places.at(*stack[0][:2])):
             return False
@@ -224,12 +227,12 @@ class Idioms:
                 return True
         return False
 
-    def _of_averaged_model(self, stack: Sequence[Frame]) -> list[str]:
+    def _of_averaged_model(self, stack: Stack) -> list[str]:
         """Returns what a line does that torch's `AveragedModel` calls: the script's `avg_fn`. A learner's
         own `update_parameters(batch)` is none."""
         for (_, _, inner), (file, line, _) in pairwise(stack):
             calls = self._places.calls(file, line)
-            if [callee(call)[0] for call in calls] != ["update_parameters"]:
+            if [last_name(call.func) for call in calls] != ["update_parameters"]:
                 continue
             own = inner.rpartition(".")[2] == "update_parameters"
             if own or "AveragedModel" not in (self._places.sources.text(file) or ""):
@@ -237,12 +240,12 @@ class Idioms:
             return [idiom for idiom in self.of_line(file, line) if idiom in (EMA, WHOLE)]
         return []
 
-    def _is_hook(self, stack: Sequence[Frame]) -> bool:
+    def _is_hook(self, stack: Stack) -> bool:
         """Whether a function of the script is run by the step of an optimizer that is not the script's: by
         a hook. A closure does what trains, and tells of it."""
         for depth, (file, line, _) in enumerate(stack):
             calls = self._places.calls(file, line)
-            if not any(callee(call)[0] == "step" and not call.args for call in calls):
+            if not any(is_call(call, {"step"}) and not call.args for call in calls):
                 continue
             if self._steps_schedule(file, line):
                 return False
@@ -250,7 +253,7 @@ class Idioms:
             return depth > 0 and not inner & {"step", "closure"}
         return False
 
-    def _notes(self, stack: Sequence[Frame]) -> bool:
+    def _notes(self, stack: Stack) -> bool:
         """Whether a stack is in a hook of a module that only notes numbers."""
         return any(self._places.notes(file, line) for file, line, _ in stack)
 
@@ -265,7 +268,7 @@ class Idioms:
             for place in self._places.at(file, line)
         )
 
-    def _schedules(self, stack: Sequence[Frame]) -> bool:
+    def _schedules(self, stack: Stack) -> bool:
         """Whether a stack steps a learning-rate schedule, or is in what a line calls for one."""
         for depth, (file, line, function) in enumerate(stack):
             calls = self._places.calls(file, line)
@@ -285,9 +288,9 @@ class Idioms:
         """Whether a line calls a function for a rate that it gives to another one, which sets it."""
         rates = (rate for place in self._places.at(file, line) for rate in place.given_rates)
         nodes = (node for rate in rates for node in ast.walk(rate))
-        return any(isinstance(node, ast.Call) and callee(node)[0] == function for node in nodes)
+        return any(is_call(node, {function}) for node in nodes)
 
-    def _formats(self, stack: Sequence[Frame]) -> bool:
+    def _formats(self, stack: Stack) -> bool:
         """Whether a line makes text for a caller that makes text, which is written to a file."""
         if not any(formats(place.statement) for place in self._places.at(*stack[0][:2])):
             return False
@@ -302,7 +305,7 @@ class Idioms:
         """Whether a schedule of torch's was stepped from a line, and nothing else is."""
         if (file, line) not in self._scheduled:
             return False
-        return sum(callee(call)[0] == "step" for call in self._places.calls(file, line)) == 1
+        return sum(is_call(call, {"step"}) for call in self._places.calls(file, line)) == 1
 
     def of_line(self, file: str, line: int, within: Within | None = None) -> tuple[str, ...]:
         """Returns what the statement on a line does, by itself; of several, what all of them do."""
@@ -315,7 +318,7 @@ class Idioms:
             self._known[file, line, within] = known
         return known
 
-    def _acts(self, stack: Sequence[Frame], via: str, phase: Phase) -> str:
+    def _acts(self, stack: Stack, via: str, phase: Phase) -> str:
         """Returns `ENVIRONMENT` if a stack steps one, `ROLLOUT` if it acts in one, or nothing.
 
         Who steps it can measure what was learned. What an environment does inside may be called so, too: a

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
+from diagnose.source.calling import callee, calls_in, given_to, is_call, parameters_of
+from diagnose.source.kinds import Assignment, Comprehension, Function
+from diagnose.source.names import last_name, names_in, variables
 from diagnose.source.reads_writes import APPENDS, in_place, writes
 from diagnose.source.statements import (
-    Function,
+    all_lines,
     assigned,
-    callee,
+    element_of,
     functions_of,
-    given_to,
-    names,
-    parameters_of,
     statements_of,
+    targets_of,
 )
 
 REGISTER = {"register_forward_hook", "register_full_backward_hook", "register_module_forward_hook"}
@@ -38,11 +39,7 @@ TRAINS = {"backward", "step", "register_buffer", "register_parameter", "load_sta
 def noting_lines(tree: ast.Module) -> set[int]:
     """Returns the lines of functions that the file gives to modules as hooks, and that hand nothing back,
     change nothing that they are given, and keep numbers: of other values a loss may be made."""
-    given = [
-        node.args[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and callee(node)[0] in REGISTER and node.args
-    ]
+    given = [node.args[0] for node in ast.walk(tree) if is_call(node, REGISTER) and node.args]
     functions: dict[str, list[Function]] = {}
     for function in functions_of(tree) if given else ():
         if not isinstance(function, ast.Module):
@@ -52,7 +49,7 @@ def noting_lines(tree: ast.Module) -> set[int]:
         for each in given
         for function in _given(each, functions)
         if _only_notes(function)
-        for line in _lines(function)
+        for line in all_lines(function)
     }
 
 
@@ -61,36 +58,30 @@ def _given(node: ast.expr, functions: Mapping[str, Sequence[Function]]) -> Itera
     `noting(name)` returns."""
     if isinstance(node, ast.Lambda):
         yield node
-    elif isinstance(node, ast.Name):
-        yield from functions.get(node.id, ())
-    elif isinstance(node, ast.Attribute):
-        yield from functions.get(node.attr, ())
-    elif isinstance(node, ast.Call) and callee(node)[0] == "partial" and node.args:
+    elif is_call(node, {"partial"}) and node.args:
         yield from _given(node.args[0], functions)
-    elif isinstance(node, ast.Call):
-        for maker in functions.get(callee(node)[0], ()):
-            for statement in [] if isinstance(maker, ast.Lambda) else statements_of(maker):
+    elif not isinstance(node, ast.Call):
+        yield from functions.get(last_name(node), ())
+    else:
+        for maker in functions.get(last_name(node.func), ()):
+            for statement in statements_of(maker):
                 value = statement.value if isinstance(statement, ast.Return) else None
                 if isinstance(value, (ast.Name, ast.Lambda)):
-                    yield from (each for each in _given(value, functions) if each.lineno in _lines(maker))
-
-
-def _lines(function: Function) -> range:
-    return range(function.lineno, (function.end_lineno or function.lineno) + 1)
+                    yield from (
+                        each for each in _given(value, functions) if each.lineno in all_lines(maker)
+                    )
 
 
 def _only_notes(function: Function) -> bool:
-    calls = [callee(node) for node in ast.walk(function) if isinstance(node, ast.Call)]
+    calls = list(map(callee, calls_in(function)))
     if any(name in TRAINS or in_place(name) for name, _ in calls):
         return False
-    if not any(_is_cast(*each) for each in calls):
+    if not any(name in NUMBERS or (name, base) == ("float", "") for name, base in calls):
         return False
     tensors = _tensors(function)
     if isinstance(function, ast.Lambda):
         call = function.body
-        if not isinstance(call, ast.Call) or callee(call)[0] not in APPENDS:
-            return False
-        return all(_is_number(each, tensors, {}) for each in given_to(call))
+        return is_call(call, APPENDS) and all(_is_number(each, tensors, {}) for each in given_to(call))
     statements = list(statements_of(function))
     turns = set().union(*(_turns(each) for each in statements if isinstance(each, (ast.For, ast.With))))
     made = _made(function)
@@ -110,15 +101,10 @@ def _tensors(function: Function) -> set[str]:
 
 def _turns(statement: ast.For | ast.With) -> set[str]:
     """Returns what a loop's variables are in each turn, without the numbers and keys that it counts by."""
-    if isinstance(statement, ast.For) and isinstance(statement.target, ast.Tuple):
-        first, *rest = statement.target.elts
-        if isinstance(statement.iter, ast.Call) and callee(statement.iter)[0] in ("enumerate", "items"):
-            return names(node for each in rest for node in ast.walk(each))
-    return writes(statement)
-
-
-def _is_cast(name: str, base: str) -> bool:
-    return name in NUMBERS or (name, base) == ("float", "")
+    if not isinstance(statement, ast.For) or not isinstance(statement.target, ast.Tuple):
+        return writes(statement)
+    counts = is_call(statement.iter, ("enumerate", "items"))
+    return names_in(*statement.target.elts[counts:])
 
 
 def _made(function: Function) -> dict[str, list[ast.expr]]:
@@ -129,9 +115,8 @@ def _made(function: Function) -> dict[str, list[ast.expr]]:
         if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
             pairs.append((node.target, node.value))
         for target, value in pairs:
-            for each in ast.walk(target):
-                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-                    made.setdefault(each.id, []).append(value)
+            for name in variables(ast.walk(target), ast.Store):
+                made.setdefault(name, []).append(value)
     return made
 
 
@@ -141,22 +126,19 @@ def _kept(statements: Sequence[ast.stmt]) -> Iterator[ast.expr]:
         name for each in statements if isinstance(each, (ast.Global, ast.Nonlocal)) for name in each.names
     }
     for each in statements:
-        if isinstance(each, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and each.value is not None:
-            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
-            inside = [node for target in targets for node in ast.walk(target)]
-            if any(isinstance(node, (ast.Attribute, ast.Subscript)) for node in inside) or outer & writes(
-                each
-            ):
+        if isinstance(each, Assignment) and each.value is not None:
+            inside = [node for target in targets_of(each) for node in ast.walk(target)]
+            put = any(isinstance(node, (ast.Attribute, ast.Subscript)) for node in inside)
+            if put or outer & writes(each):
                 yield each.value
-        elif isinstance(each, ast.Expr) and isinstance(each.value, ast.Call):
-            yield from given_to(each.value) if callee(each.value)[0] in KEEPS else ()
+        elif isinstance(each, ast.Expr) and is_call(each.value, KEEPS):
+            yield from given_to(each.value)
 
 
 def _is_number(value: ast.AST, given: set[str], made: Mapping[str, Sequence[ast.expr]]) -> bool:
     """Whether a value is made of numbers of Python's, as far as its text tells, and of what is no tensor's.
 
     Args:
-        value: It.
         given: Names of what may be tensors.
         made: What the names of its function are given.
     """
@@ -177,16 +159,9 @@ def _is_number(value: ast.AST, given: set[str], made: Mapping[str, Sequence[ast.
         name, base = callee(value)
         if name in NUMBERS | SIZES or (name in CASTS and not base):
             return True
-    if isinstance(value, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
-        turns = {
-            node.id
-            for each in value.generators
-            for node in ast.walk(each.target)
-            if isinstance(node, ast.Name)
-        }
-        return _is_number(
-            value.value if isinstance(value, ast.DictComp) else value.elt, given | turns, made
-        )
+    if isinstance(value, Comprehension):
+        turns = variables(node for each in value.generators for node in ast.walk(each.target))
+        return _is_number(element_of(value), given | turns, made)
     return all(_is_number(each, given, made) for each in ast.iter_child_nodes(value))
 
 

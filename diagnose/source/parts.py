@@ -13,24 +13,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from diagnose.source.blocks import Blocks
-from diagnose.source.effects import WEIGHTS, Effects, Function, methods_called, rebased
+from diagnose.source.calling import called_in, callee, calls_in, calls_of, given_to, parameters_of
+from diagnose.source.effects import WEIGHTS, Effects, methods_called, rebased
 from diagnose.source.gradients import Gradients
+from diagnose.source.kinds import Definition, Scope
+from diagnose.source.names import names, names_in, words_of
 from diagnose.source.reads_writes import closure, reads, writes
 from diagnose.source.rollouts import CHOOSES, CHOSEN, DRAWS, steps_environment, takes_action, told_to_step
 from diagnose.source.statements import (
-    Scope,
-    callee,
-    calls_of,
     functions_of,
-    given_to,
     header_lines,
     innermost_of,
-    names,
     nodes_of,
-    parameters_of,
+    statements_in,
     statements_of,
-    words_of,
+    yields,
 )
+
+Needs = list[tuple[ast.stmt, set[str]]]
+"""Statements, and the names of which they need the values."""
 
 SETTINGS = {"device", "dtype", "args", "cfg", "config", "opt", "self", "torch", "np", "numpy", "F"}
 """Names of what no batch and no model is."""
@@ -56,15 +57,10 @@ class Anchors:
 
 
 class Part:
-    """A function that takes part in the loop.
-
-    Args:
-        file: Where it is.
-        function: It, or the module.
-        anchors: Its lines from which hooks were entered.
-        effects: What the functions of the script assign.
+    """A function, or the module, that takes part in the loop.
 
     Attributes:
+        anchors: Its lines from which hooks were entered.
         statements: In the order of their lines.
         reads: The names that each reads, by its identity.
         writes: Likewise, those that it writes, itself or through what it calls.
@@ -135,9 +131,8 @@ class Part:
         if not found:
             return []
         made = self.derived(self.models)
-        drawn = set().union(
-            *self.derived([s for s in self.statements if id(s) in made and self._draws(s)]).values()
-        )
+        draws = [s for s in self.statements if id(s) in made and self._draws(s)]
+        drawn = set().union(*self.derived(draws).values())
         return [s for s in found if not self.reads[id(s)] & drawn]
 
     def _draws(self, statement: ast.stmt) -> bool:
@@ -145,7 +140,7 @@ class Part:
         used = names(nodes_of(statement))
         if used & DRAWS or ("detach" in used and words_of(self.writes[id(statement)]) & CHOSEN):
             return True
-        return statement in self.models and self._may_draw(callee(call)[0] for call in calls_of(statement))
+        return statement in self.models and self._may_draw(called_in(statement))
 
     def _may_draw(self, called: Iterable[str]) -> bool:
         """Whether one of these functions of the script draws an action, or one that it calls. What is no
@@ -155,19 +150,26 @@ class Part:
         def of(reached: Iterable[str]) -> set[str]:
             return {name if name in functions else "forward" for name in reached}
 
-        def within(reached: Iterable[str]) -> Iterator[ast.AST]:
-            return (
-                node for name in reached for _, each in functions.get(name, ()) for node in ast.walk(each)
-            )
+        def within(reached: Iterable[str]) -> list[Definition]:
+            return [function for name in reached for _, function in functions.get(name, ())]
 
         def more(reached: set[str]) -> set[str]:
-            return of(callee(node)[0] for node in within(reached) if isinstance(node, ast.Call))
+            return of(callee(call)[0] for call in calls_in(*within(reached)))
 
-        return bool(names(within(closure(of(called), more))) & DRAWS)
+        return bool(names_in(*within(closure(of(called), more))) & DRAWS)
 
     @cached_property
     def _taken(self) -> dict[str, set[str]]:
-        return _taken(self.function, self.statements)
+        """What the functions that are defined inside the function take from it, by their names."""
+        # What the module defines, all of it can use.
+        blocks = self.statements if self._definition is None else [self._definition, *self.statements]
+        taken: dict[str, set[str]] = {}
+        for inner in (node for block in blocks for node in ast.iter_child_nodes(block)):
+            if isinstance(inner, Definition):
+                within = statements_in(inner)
+                own = {arg.arg for arg in ast.walk(inner.args) if isinstance(arg, ast.arg)}
+                taken[inner.name] = set().union(*map(reads, within)) - own.union(*map(writes, within))
+        return taken
 
     @cached_property
     def _gradients(self) -> Gradients:
@@ -179,7 +181,7 @@ class Part:
         return self._gradients.names(self.statements, computed)
 
     @property
-    def _definition(self) -> Function | None:
+    def _definition(self) -> Definition | None:
         return None if isinstance(self.function, ast.Module) else self.function
 
     @property
@@ -195,18 +197,15 @@ class Part:
     @property
     def feeds(self) -> bool:
         """Whether it is a generator around a loader: what it yields is the batch."""
-        nodes = (node for s in self.statements for node in nodes_of(s))
         trains = self.models or self.passes
-        return bool(
-            self.asks and not trains and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in nodes)
-        )
+        return bool(self.asks and not trains and any(map(yields, self.statements)))
 
     def lines_of(self, wanted: Collection[str]) -> set[int]:
         """Returns the lines that assign certain names, and those that these depend on."""
         ends = [s for s in self.statements if self.writes[id(s)] & set(wanted)]
         return self.lines_for([(s, self.reads[id(s)]) for s in ends])
 
-    def lines_for(self, starts: list[tuple[ast.stmt, set[str]]]) -> set[int]:
+    def lines_for(self, starts: Needs) -> set[int]:
         """Returns the lines of statements and of all that they depend on, conditions too."""
         while True:
             found, _ = self.walk(starts)
@@ -250,7 +249,7 @@ class Part:
         if of_weights(statement):
             return True
         nodes = nodes_of(statement)
-        called = {id(node.func): callee(node)[0] for node in nodes if isinstance(node, ast.Call)}
+        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
         models = self._called_models
         for node in nodes:
             if isinstance(node, ast.Name) and id(node) in called and node.id in models:
@@ -259,8 +258,8 @@ class Part:
                 continue
             of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
             if id(node) in called:
-                name, method = ast.unparse(node), called[id(node)]
-                if name in models or self.effects.is_module(name) or self.effects.computes(method):
+                name = ast.unparse(node)
+                if name in models or self.effects.is_module(name) or self.effects.computes(node.attr):
                     return True
             elif of_self and f"self.{node.attr}" not in models:
                 if self.effects.may_be_computed(f"self.{node.attr}"):
@@ -307,12 +306,8 @@ class Part:
         return found, all_names
 
     def derived(self, sources: Iterable[ast.stmt], *, same_turn: bool = False) -> dict[int, set[str]]:
-        """Returns what is made of what some statements assign, by what it assigns in turn.
-
-        Args:
-            sources: They.
-            same_turn: Whether it is made in the same turn of the loop.
-        """
+        """Returns by identity the statements that make something of what some others assign, and what they
+        assign in turn; with `same_turn` only those that do so in the same turn of the loop."""
         known = {id(s): self.writes[id(s)] for s in sources}
         return self.spread(known, set(), same_turn=same_turn)
 
@@ -341,6 +336,10 @@ class Part:
                         break
         return known
 
+    def lines(self, *statements: ast.stmt) -> list[tuple[str, int]]:
+        """Returns file and line of each line that statements of the function occupy themselves."""
+        return [(self.file, line) for statement in statements for line in header_lines(statement)]
+
     def _on(self, lines: set[int]) -> list[ast.stmt]:
         return [s for s in self.statements if lines.intersection(header_lines(s))]
 
@@ -355,11 +354,8 @@ def parts_of(
     """Yields the functions of a file from which hooks were entered.
 
     Args:
-        file: It.
-        tree: It, parsed.
         sites: Lines, and the kinds of what is called there.
         leads: The functions through which a model is called, by file and line.
-        effects: What the functions of the script assign.
     """
     functions = list(functions_of(tree))
     anchors: defaultdict[int, Anchors] = defaultdict(Anchors)
@@ -370,18 +366,6 @@ def parts_of(
             found.leads[line] = leads[file, line]
     for index, found in anchors.items():
         yield Part(file, functions[index], found, effects)
-
-
-def _taken(function: Scope, statements: list[ast.stmt]) -> dict[str, set[str]]:
-    """Returns, by their names, what the functions that are defined inside a function take from it."""
-    blocks = statements if isinstance(function, ast.Module) else [function, *statements]
-    taken: dict[str, set[str]] = {}
-    for inner in (node for block in blocks for node in ast.iter_child_nodes(block)):
-        if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            within = [node for node in ast.walk(inner) if isinstance(node, ast.stmt)]
-            own = {arg.arg for arg in ast.walk(inner.args) if isinstance(arg, ast.arg)}
-            taken[inner.name] = set().union(*map(reads, within)) - own.union(*map(writes, within))
-    return taken
 
 
 def of_weights(statement: ast.stmt) -> bool:

@@ -9,25 +9,19 @@ from functools import cache
 from typing import NamedTuple
 
 from diagnose.source.attention import attention_lines
-from diagnose.source.call_idioms import waited_for
+from diagnose.source.call_idioms import WAITED_FOR
+from diagnose.source.calling import calls_of, holders_of
 from diagnose.source.copied_weights import copied_in
 from diagnose.source.files import aliases_of, queries_of, saved_in
+from diagnose.source.kinds import Function, Loop, Scope
 from diagnose.source.module_hooks import noting_lines
+from diagnose.source.place import Place, by_line
 from diagnose.source.schedules import given_as_rates, groups_of, rate_setters, rates_of
 from diagnose.source.simulators import simulators_of
 from diagnose.source.sources import Sources
-from diagnose.source.statements import (
-    Function,
-    Loop,
-    Place,
-    Scope,
-    by_line,
-    calls_of,
-    functions_of,
-    innermost_of,
-)
+from diagnose.source.statements import functions_of, innermost_of
 from diagnose.source.tensor_values import without_tensors
-from diagnose.source.texts import opened_in, texts_of
+from diagnose.source.texts import texts_of
 from diagnose.source.weight_idioms import helpers_of
 from diagnose.source.weights import Weights, averaged_at_once
 
@@ -41,14 +35,7 @@ class _File(NamedTuple):
 
 
 class Places:
-    """Answers what stands on a line. Each file is looked into once.
-
-    Args:
-        sources: Text of each file; in a file without text nothing stands.
-
-    Attributes:
-        sources: It.
-    """
+    """Answers what stands on a line: in a file without text nothing. Each file is looked into once."""
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
@@ -104,10 +91,10 @@ class _Flows(NamedTuple):
 
 def _places(tree: ast.Module, functions: Mapping[str, list[Function]]) -> dict[int, list[Place]]:
     weights, aliases = Weights(tree), aliases_of(tree)
-    at_once, imported, waits = averaged_at_once(tree), without_tensors(tree), waited_for(tree)
+    at_once, imported = averaged_at_once(tree), without_tensors(tree)
     simulators = simulators_of(tree)
     setting = rate_setters(functions)
-    opened, queries = opened_in(tree), queries_of(tree)
+    opened, waits, queries = holders_of(tree, {"open"}), holders_of(tree, WAITED_FOR), queries_of(tree)
     turns: dict[tuple[str, Loop, Function | None], bool] = {}
 
     @cache

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 
-from diagnose.source.statements import callee, nodes_of, words
+from diagnose.source.calling import callee
+from diagnose.source.kinds import Assignment, ForLoop, With
+from diagnose.source.names import words
+from diagnose.source.statements import nodes_of, targets_of, text_of
 
 APPENDS, REORDERS = {"append", "extend", "appendleft"}, {"shuffle", "sort", "reverse"}
 """Methods that put something into a list, and those that bring what it holds into another order."""
@@ -16,7 +19,7 @@ MIXERS = {"random", "rng", "generator", "gen", "rand", "rnd", "prng", "rs"}
 FILLS = {"take", "compress", "choose", "clip", "round", "dot", "sum", "mean", "cumsum", "max", "min"}
 """Methods of arrays that write their result where they are told to: `rows.take(i, out=buffer)`."""
 
-GATHERS = {"all_gather", "all_gather_into_tensor"}
+GATHERS = {"all_gather", "all_gather_into_tensor", "all_gather_single"}
 """Collectives that fill what they are given first."""
 
 MODULES = {"torch", "nn", "init", "F", "np", "numpy", "dist"}
@@ -49,6 +52,11 @@ def reads(statement: ast.stmt) -> set[str]:
     return found
 
 
+def reads_in(*expressions: ast.expr) -> set[str]:
+    """Returns the names and dotted names that expressions read, as of statements."""
+    return set().union(*(reads(ast.Expr(expression)) for expression in expressions))
+
+
 def writes(statement: ast.stmt) -> set[str]:
     """Returns the names, dotted names and containers that a statement assigns, appends to, or changes in
     place. One entry of a container is that alone: `notes["loss"] = 1` writes `notes[loss]`."""
@@ -60,11 +68,11 @@ def rebinds(statement: ast.stmt) -> set[tuple[str, bool]]:
     into what was there."""
     targets: list[ast.expr] = []
     sure = not isinstance(statement, ast.AugAssign)
-    if isinstance(statement, ast.Assign):
-        targets = list(statement.targets)
-    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
+    if isinstance(statement, Assignment):
+        targets = [*targets_of(statement)]
+    elif isinstance(statement, ForLoop):
         targets = [statement.target]
-    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+    elif isinstance(statement, With):
         targets = [item.optional_vars for item in statement.items if item.optional_vars is not None]
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         targets, sure = _changed_by(statement.value), False
@@ -135,8 +143,7 @@ def _held_by(node: ast.expr) -> ast.expr:
 
 def key_of(node: ast.Subscript) -> str | None:
     """Returns the text that a container is asked for."""
-    key = node.slice
-    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
+    return text_of(node.slice)
 
 
 def closure(held: set[str], more: Callable[[set[str]], Iterable[str]]) -> set[str]:

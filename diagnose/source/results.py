@@ -7,27 +7,25 @@ called from there, and their arguments what they were given.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
+from diagnose.source.calling import bound, callee, is_call, parameters_of
+from diagnose.source.kinds import Scope
 from diagnose.source.places import Places
-from diagnose.source.reads_writes import grow, reads
+from diagnose.source.reads_writes import grow, reads, reads_in
 from diagnose.source.scores import uses_of
-from diagnose.source.sites import Frame
-from diagnose.source.statements import Scope, bound, callee, nodes_of, parameters_of, statements_of
+from diagnose.source.sites import Frame, Stack
+from diagnose.source.statements import nodes_of, statements_of
 
 INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 """Functions that are a part of the statement which they stand in."""
-
 
 HANDS_OVER = {"send", "send_bytes", "send_pyobj", "put", "put_nowait"}
 
 
 class Results:
-    """Answers whether a line works on what a model has computed.
-
-    Args:
-        places: The statements of the script; through a file without text nothing is followed.
-    """
+    """Answers whether a line works on what a model has computed. Through a file without text nothing is
+    followed."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -35,7 +33,7 @@ class Results:
 
     def reach(
         self,
-        stack: Sequence[Frame],
+        stack: Stack,
         held: Collection[str],
         kept: Collection[str],
         lost: Mapping[str, Collection[str]],
@@ -43,7 +41,7 @@ class Results:
         """Whether results reach the innermost line of a stack.
 
         Args:
-            stack: File, line and function of each user frame, innermost first, up to the loop's own.
+            stack: Up to the loop's own frame.
             held: Names that hold results there.
             kept: Names of which batches are made. What is given to those trains.
             lost: By the names of objects with a loss in them, what of these it is: `out.loss`, of `out`.
@@ -57,12 +55,7 @@ class Results:
         return self._known[key]
 
     def _reach(
-        self,
-        last: Frame,
-        frames: Sequence[Frame],
-        held: set[str],
-        kept: set[str],
-        lost: Mapping[str, set[str]],
+        self, last: Frame, frames: Stack, held: set[str], kept: set[str], lost: Mapping[str, set[str]]
     ) -> bool:
         if any(callee(call)[1] in kept for call in self._places.calls(*frames[-1][:2])):
             return False
@@ -83,13 +76,12 @@ class Results:
 
 def _named_or_all(calls: list[ast.Call], name: str) -> list[ast.Call]:
     """Returns the calls among which that of a function is: those by its name, or else all of them."""
-    return [call for call in calls if callee(call)[0] == name] or calls
+    return [call for call in calls if is_call(call, {name})] or calls
 
 
 def _hands_over(statement: ast.stmt) -> bool:
     """Whether a statement only gives what it has to another process or thread."""
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(value, ast.Call) and callee(value)[0] in HANDS_OVER
+    return isinstance(statement, ast.Expr) and is_call(statement.value, HANDS_OVER)
 
 
 def _received(call: ast.Call, function: Scope, held: set[str]) -> set[str]:
@@ -147,7 +139,7 @@ def _reads_loss_alone(statement: ast.stmt, held: Collection[str], lost: Mapping[
 def _held_as(value: ast.expr, parameters: Iterable[str], held: set[str]) -> set[str]:
     """Returns which parameters hold results by what a call gives them; of an object that it gives, with
     results in its attributes, these: `loop.out`, of `self.out` in a call with `self`."""
-    if reads(ast.Expr(value)) & held:
+    if reads_in(value) & held:
         return set(parameters)
     given = ast.unparse(value) if isinstance(value, (ast.Name, ast.Attribute)) else ""
     inside = {name.removeprefix(given) for name in held if given and name.startswith(f"{given}.")}

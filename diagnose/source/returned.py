@@ -10,9 +10,11 @@ import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from diagnose.source.parts import Part
-from diagnose.source.reads_writes import reads, writes
-from diagnose.source.statements import callee, header_lines, names, nodes_of, words
+from diagnose.source.calling import callee, is_call
+from diagnose.source.names import last_name, names_in, words
+from diagnose.source.parts import Needs, Part
+from diagnose.source.reads_writes import reads_in, writes
+from diagnose.source.statements import all_lines, header_lines, nodes_of
 
 WHOLE = ""
 """The key of what is returned as one thing."""
@@ -25,9 +27,6 @@ READ = {"item", "tolist", "numpy"}
 
 LOSS = {"loss", "losses"}
 """Words in the keys of losses, where it is a library that asks for them."""
-
-Readers = Sequence[tuple[ast.stmt, Collection[str]]]
-"""Statements, and the names of which they need the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,7 @@ class Item:
 
 
 def items_of(part: Part, statement: ast.Return) -> list[Item]:
-    """Returns what a statement returns.
-
-    Args:
-        part: The function.
-        statement: One of its.
-    """
+    """Returns what a statement of a function returns."""
     value = statement.value
     return list(_items(part, value, statement)) if value is not None else []
 
@@ -73,7 +67,7 @@ def _items(part: Part, value: ast.expr, at: ast.stmt) -> Iterator[Item]:
         return
     keyed = _keyed(value)
     for key, item in keyed if keyed is not None else [(WHOLE, value)]:
-        yield Item(key, item, frozenset(reads(ast.Expr(item))), at)
+        yield Item(key, item, frozenset(reads_in(item)), at)
 
 
 def _keyed(value: ast.expr) -> list[tuple[str, ast.expr]] | None:
@@ -112,8 +106,6 @@ def wanted_items(
     be.
 
     Args:
-        part: The function.
-        items: What it returns.
         asked: What its callers make losses of.
         fed: What its callers make batches of.
         computed: Names that hold what models have computed.
@@ -137,12 +129,8 @@ def wanted_items(
 
 
 def lost_items(items: Sequence[Item], backs: Collection[str] | None) -> list[Item]:
-    """Returns those items that are the loss.
-
-    Args:
-        items: What a function returns.
-        backs: What its callers call `backward` on, or return in turn; `None` if none was seen.
-    """
+    """Returns those items that are the loss, by what callers call `backward` on or return in turn: `backs`,
+    `None` where no caller was seen."""
     if backs is not None and ANY not in backs:
         keys = {*backs, WHOLE} if backs else set()
         return [_narrowed(item, backs) for item in items if item.key in keys]
@@ -171,27 +159,22 @@ def _narrowed(item: Item, asked: Collection[str]) -> Item:
 
 
 def _is_read(item: Item) -> bool:
-    return bool(names(ast.walk(item.value)) & READ)
+    return bool(names_in(item.value) & READ)
 
 
 def lines_of(items: Sequence[Item], chosen: Sequence[Item]) -> set[int]:
-    """Returns the lines of what is returned, without those of what else is computed there.
-
-    Args:
-        items: What a function returns.
-        chosen: Those of them that are wanted.
-    """
-    statements = [range(item.at.lineno, (item.at.end_lineno or item.at.lineno) + 1) for item in chosen]
+    """Returns the lines of those of the items that are chosen, without those of what else is computed
+    there."""
     works = {line for item in items if item in chosen for line in _lines(item)}
     aside = {line for item in items if item not in chosen for line in _lines(item)}
-    return {line for lines in statements for line in lines} - (aside - works)
+    return {line for item in chosen for line in all_lines(item.at)} - (aside - works)
 
 
 def _lines(item: Item) -> range:
     """Returns the lines on which an item is computed; none if it only names what is."""
     if isinstance(item.value, (ast.Name, ast.Attribute, ast.Constant)):
         return range(0)
-    return range(item.value.lineno, (item.value.end_lineno or item.value.lineno) + 1)
+    return all_lines(item.value)
 
 
 # -- what callers want
@@ -199,12 +182,7 @@ def _lines(item: Item) -> range:
 
 def given(part: Part, statement: ast.stmt) -> Iterator[tuple[str, str, set[str]]]:
     """Yields which functions of the script a statement calls, and the names that it gives what they return:
-    `WHOLE`, or item by item; `ANY` where it uses it in another way.
-
-    Args:
-        part: The function that it is in.
-        statement: It.
-    """
+    `WHOLE`, or item by item; `ANY` where it uses it in another way."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr)) else None
     key = WHOLE
@@ -212,9 +190,9 @@ def given(part: Part, statement: ast.stmt) -> Iterator[tuple[str, str, set[str]]
         key, value = str(value.slice.value), value.value
     value = value.value if isinstance(value, ast.Await) else value
     for node in nodes_of(statement):
-        if not isinstance(node, ast.Call) or callee(node)[0] not in part.effects.functions:
+        if not is_call(node, part.effects.functions):
             continue
-        name = callee(node)[0]
+        name = last_name(node.func)
         if node is not value:
             yield name, ANY, writes(statement)
         elif isinstance(statement, ast.Expr):
@@ -230,12 +208,11 @@ def given(part: Part, statement: ast.stmt) -> Iterator[tuple[str, str, set[str]]
             yield name, key, writes(statement)
 
 
-def asked_of(part: Part, readers: Readers, models: Collection[str]) -> dict[str, set[str]]:
+def asked_of(part: Part, readers: Needs, models: Collection[str]) -> dict[str, set[str]]:
     """Returns by the names of functions what a function uses of that which they return to it.
 
     Args:
-        part: It.
-        readers: Those of its statements for which it counts.
+        readers: Those of the function's statements for which it counts.
         models: Functions that call models. They count where that was seen: the `step` of an environment is
             not that of a trainer.
     """

@@ -8,23 +8,26 @@ is called on gives those that compute the loss. Everything else is other.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.source.asides import called_aside, called_for
 from diagnose.source.batch_work import BatchWork
-from diagnose.source.dependencies import Dependencies, Found, Links, own_code
-from diagnose.source.effects import Effects, Function
+from diagnose.source.calling import parameters_of
+from diagnose.source.dependencies import Dependencies, Found, own_code
+from diagnose.source.effects import Effects
 from diagnose.source.epochs import changes_of_data, epochs_in
 from diagnose.source.exchanges import Exchanges
+from diagnose.source.kinds import Definition
 from diagnose.source.parts import Anchors, Part, of_weights, parts_of
 from diagnose.source.reads_writes import writes
 from diagnose.source.returned import first_items, items_of
 from diagnose.source.scores import Scores, links_of
-from diagnose.source.sites import Frame, Sample, Site, by_place, callers_of, files_of, one_call
+from diagnose.source.sites import Frame, Line, Sample, Site, Stack, by_place, callers_of, files_of, one_call
 from diagnose.source.sources import Sources
-from diagnose.source.statements import header_lines
+from diagnose.source.statements import functions_of, header_lines, innermost_of
 
 CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {"optimizer"}}
 """Kinds of the calls in which the time of a slot passes."""
@@ -43,7 +46,7 @@ PHASE_OF_KIND = {
     "optimizer": Phase.OPTIMIZER,
 }
 
-Reaching = tuple[Sequence[Frame], set[str], set[str], Mapping[str, set[str]]]
+Reaching = tuple[Stack, set[str], set[str], Mapping[str, set[str]]]
 """What `Roles.results` tells of a stack, and `Results.reach` is asked with."""
 
 
@@ -58,61 +61,53 @@ class Roles:
     """
 
     def __init__(self, sites: Iterable[Site], sources: Sources, samples: Iterable[Sample] = ()) -> None:
-        self._roles: dict[tuple[str, int], Phase] = {}
-        self._anchored: set[tuple[str, int]] = set()
-        self._kinds: dict[tuple[str, int], set[str]] = {}
-        self._of_weights: set[tuple[str, int]] = set()
-        self._aside: dict[tuple[str, int], dict[str, Phase]] = {}
-        self._given: dict[tuple[str, int], set[str]] = {}
-        self._results: dict[tuple[str, int], tuple[set[str], set[str], Mapping[str, set[str]]]] = {}
-        self._acts: set[tuple[str, int]] = set()
+        self._roles: dict[Line, Phase] = {}
+        self._anchored: set[Line] = set()
+        self._kinds: dict[Line, set[str]] = {}
+        self._of_weights: set[Line] = set()
+        self._aside: dict[Line, dict[str, Phase]] = {}
+        self._given: dict[Line, set[str]] = {}
+        self._results: dict[Line, tuple[set[str], set[str], Mapping[str, set[str]]]] = {}
+        self._acts: set[Line] = set()
         self._work = BatchWork(sources)
         self._own: set[tuple[str, int, str]] = set()
-        self._inside: dict[tuple[str, int, str], set[tuple[str, int]]] = {}
+        self._inside: dict[tuple[str, int, str], set[Line]] = {}
         sites, samples = list(sites), list(samples)
         straight = by_place(sites)
         self._calling = {(file, line, function) for _, file, line, function, _ in sites}
-        by_file: dict[str, list[tuple[int, str]]] = {}
+        by_file: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         for (file, line), kinds in straight.items():
-            by_file.setdefault(file, []).extend((line, kind) for kind in kinds)
-        through: dict[tuple[str, int], set[str]] = {}
+            by_file[file] += ((line, kind) for kind in kinds)
+        through: dict[Line, set[str]] = {}
         for file, line, kind, called in callers_of(straight, samples):
-            by_file.setdefault(file, []).append((line, kind))
+            by_file[file].append((line, kind))
             if kind == "forward":
                 through.setdefault((file, line), set()).add(called)
-        trees = {file: tree for file in by_file if (tree := sources.tree(file)) is not None}
-        others = {
-            other: tree
-            for other in files_of(samples) - trees.keys()
-            if (tree := sources.tree(other)) is not None
-        }
-        self._effects = effects = Effects({**others, **trees})
-        self._functions: dict[str, list[tuple[int, Function]]] = {}
-        self._lines_returned: dict[tuple[str, int], set[int]] = {}
-        for file, function in (each for found in effects.functions.values() for each in found):
-            self._functions.setdefault(file, []).append((function.lineno, function))
+        files = (*(files_of(samples) - by_file.keys()), *by_file)
+        trees = {file: tree for file in files if (tree := sources.tree(file)) is not None}
+        self._effects = Effects(trees)
+        self._scopes = {file: list(functions_of(tree)) for file, tree in trees.items()}
+        self._lines_returned: dict[Line, set[int]] = {}
         parts = [
             part
-            for file, tree in trees.items()
-            for part in parts_of(file, tree, by_file[file], through, effects)
+            for file in by_file
+            if file in trees
+            for part in parts_of(file, trees[file], by_file[file], through, self._effects)
         ]
-        self._links = links = links_of(parts)
+        self._links = links_of(parts)
         self._scoring: set[str] = set()
-        self._exchanges = Exchanges(effects)
+        self._exchanges = Exchanges(self._effects)
         self._exchanges.read(samples, sources, by_file)
-        epochs = epochs_in(straight, through, effects)
+        epochs = epochs_in(straight, through, self._effects)
         for part in parts:
-            self._read(part, links, straight, through, effects, epochs)
+            self._read(part, straight, through, epochs)
+        self._work.read()
 
-    def phase(self, stack: Sequence[Frame], slot: int) -> Phase:
-        """Returns the phase of a stack sampled between hooks.
+    def phase(self, stack: Stack, slot: int) -> Phase:
+        """Returns the phase of a stack sampled between hooks, in the gap of a slot.
 
         The innermost frame of a function that holds a model call or a backward decides: what it calls
         serves the statement that calls it.
-
-        Args:
-            stack: File, line and function of each user frame, innermost first.
-            slot: The gap in which it was sampled.
         """
         for depth, (file, line, _) in enumerate(stack):
             kinds = self._kinds.get((file, line))
@@ -134,7 +129,7 @@ class Roles:
                 return Phase.DATA_WAIT if given else role
         return Phase.OTHER
 
-    def _within(self, stack: Sequence[Frame], depth: int, kinds: set[str]) -> bool:
+    def _within(self, stack: Stack, depth: int, kinds: set[str]) -> bool:
         """Whether what a statement that calls a model does beside, in a function or a loop within its
         expression, may be the batch: `model(get_batch())`, not a penalty of the weights."""
         turns = stack[depth][2].rpartition(".")[2] in OWN_TURNS
@@ -145,15 +140,10 @@ class Roles:
         called = stack[depth - 1][2].rpartition(".")[2]
         return "backward" not in kinds or not self._effects.computes(called)
 
-    def works_on_batch(self, stack: Sequence[Frame], slot: int) -> bool:
-        """Whether a stack computes something of a batch that the loop already has: in a statement of the
-        loop that is given what another one there has got in the same turn, and not where it reads files.
-
-        Args:
-            stack: File, line and function of each user frame, innermost first.
-            slot: The gap in which it was sampled.
-        """
-        depth = self._depth(stack) if self._work.lines else None
+    def works_on_batch(self, stack: Stack, slot: int) -> bool:
+        """Whether a stack in the gap of a slot computes something of a batch that is there: in a statement
+        of the loop that is given what another has got in the same turn, and not where it reads files."""
+        depth = self._depth(stack)
         if depth is None or not self._work.is_in(stack[: depth + 1]):
             return False
         return self.phase(stack, slot) is Phase.DATA_WAIT
@@ -167,14 +157,10 @@ class Roles:
         """Whether a model was called straight from the statement on a frame's line."""
         return not self._kinds.get(frame[:2], set()).isdisjoint(("forward", "further"))
 
-    def within_call(self, stack: Sequence[Frame], slot: int) -> int:
-        """Returns how many of a stack's innermost frames are of what a hook has measured: of a model that
-        was called, or an optimizer's step. What the functions further out are called says nothing of that,
-        unless they call the model only to score.
-
-        Args:
-            stack: File, line and function of each user frame, innermost first.
-            slot: In which it was sampled.
+    def within_call(self, stack: Stack, slot: int) -> int:
+        """Returns how many of the innermost frames of a stack, sampled in a slot, are of what a hook has
+        measured: of a model that was called, or an optimizer's step. What the functions further out are
+        called says nothing of that, unless they call the model only to score.
         """
         kinds = CALLED_IN.get(slot, set())
         for depth, frame in enumerate(stack):
@@ -182,50 +168,35 @@ class Roles:
                 return len(stack) if frame[2].rpartition(".")[2] in self._scoring else depth
         return len(stack)
 
-    def helper(self, stack: Sequence[Frame]) -> tuple[str, str] | None:
-        """Returns file and name of the function in which a stack left the loop; `None` if it did not.
-
-        Args:
-            stack: File, line and function of each user frame, innermost first.
-        """
+    def helper(self, stack: Stack) -> tuple[str, str] | None:
+        """Returns file and name of the function in which a stack left the loop; `None` if it did not."""
         depth = self._depth(stack)
         return stack[depth - 1][::2] if depth else None
 
-    def makes_loss(self, stack: Sequence[Frame]) -> bool:
+    def makes_loss(self, stack: Stack) -> bool:
         """Whether the innermost line of a stack makes what the loop's own line, a part of the loss, gets of
-        the functions that it calls: not what these compute besides.
-
-        Args:
-            stack: File, line and function of each user frame, innermost first.
-        """
+        the functions that it calls: not what these compute besides."""
         depth = self._depth(stack)
         if depth is None or self._roles.get(stack[depth][:2]) is not Phase.FORWARD:
             return False
         return all(line in self._returned(file, line) for file, line, _ in stack[:depth])
 
-    def gathers_loss(self, stack: Sequence[Frame]) -> bool:
+    def gathers_loss(self, stack: Stack) -> bool:
         """Whether a stack in a collective gets what the loss or a batch is made of, in the loop's own code:
-        not what DDP does for the model that a line calls.
-
-        Args:
-            stack: File, line and function of each user frame, innermost first.
-        """
+        not what DDP does for the model that a line calls."""
         depth = self._depth(stack)
         if depth is None or stack[depth][:2] in self._kinds or stack[depth][:2] not in self._roles:
             return False
         return all(line in self._returned(file, line) for file, line, _ in stack[:depth])
 
     def _returned(self, file: str, line: int) -> set[int]:
-        around = [
-            function
-            for each, function in self._functions.get(file, ())
-            if each <= line <= (function.end_lineno or each)
-        ]
-        if not around:
+        """Returns the lines that make what the function around a line returns."""
+        scopes = self._scopes.get(file, [])
+        function = scopes[innermost_of(scopes, line)] if scopes else None
+        if function is None or isinstance(function, ast.Module):
             return set()
-        function = max(around, key=lambda each: each.lineno)
         if (file, function.lineno) not in self._lines_returned:
-            part = Part(file, function, Anchors(), self._effects)
+            part = self._unhooked(file, function)
             asked = self._links.asked.get(function.name, ())
             starts = [
                 (item.at, set(item.reads))
@@ -236,31 +207,23 @@ class Roles:
             self._lines_returned[file, function.lineno] = part.lines_for(starts)
         return self._lines_returned[file, function.lineno]
 
-    def acts(self, stack: Sequence[Frame]) -> bool:
-        """Whether a stack steps an environment with what the loop's policy has chosen.
+    def _unhooked(self, file: str, function: Definition) -> Part:
+        return Part(file, function, Anchors(), self._effects)
 
-        Args:
-            stack: File, line and function of each user frame, innermost first.
-        """
+    def acts(self, stack: Stack) -> bool:
+        """Whether a stack steps an environment with what the loop's policy has chosen."""
         depth = self._depth(stack)
         if depth is None or stack[depth][:2] not in self._acts:
             return False
         return not depth or stack[depth - 1][2].rpartition(".")[2] == "step"
 
-    def exchanges(self, stack: Sequence[Frame]) -> str:
+    def exchanges(self, stack: Stack) -> str:
         """Returns `ENVIRONMENT` if a stack is in what the loop's policy acts in, `ROLLOUT` if it chooses
-        what to do there, or nothing.
-
-        Args:
-            stack: File, line and function of each user frame, innermost first.
-        """
+        what to do there, or nothing."""
         return self._exchanges.serves(stack)
 
-    def results(self, stack: Sequence[Frame]) -> Reaching | None:
+    def results(self, stack: Stack) -> Reaching | None:
         """Returns what a model has computed that a stack may have to do with; `None` outside of the loop.
-
-        Args:
-            stack: File, line and function of each user frame, innermost first.
 
         Returns:
             The stack up to the loop's own frame, the names that hold results there, other than the loss,
@@ -277,72 +240,66 @@ class Roles:
         asked, fed = self._links.asked.get(part.name), self._links.fed.get(part.name)
         return not found.hands_on if asked is None else not asked and not fed
 
-    def _depth(self, stack: Sequence[Frame]) -> int | None:
+    def _depth(self, stack: Stack) -> int | None:
         """Returns the place of the innermost frame that is the loop's own."""
         return next((i for i, (file, line, _) in enumerate(stack) if (file, line) in self._anchored), None)
 
     def _read(
         self,
         part: Part,
-        links: Links,
-        straight: Mapping[tuple[str, int], set[str]],
-        through: Mapping[tuple[str, int], set[str]],
-        effects: Effects,
+        straight: Mapping[Line, set[str]],
+        through: Mapping[Line, set[str]],
         epochs: set[str],
     ) -> None:
         """Takes in the statements of a function."""
         file = part.file
         for statement in part.statements:
-            lines = header_lines(statement)
-            kinds = one_call(set().union(*(straight.get((file, line), ()) for line in lines)))
+            lines = part.lines(statement)
+            kinds = one_call(set().union(*(straight.get(line, ()) for line in lines)))
             if kinds:
-                self._kinds.update(((file, line), kinds) for line in lines)
+                self._kinds.update(dict.fromkeys(lines, kinds))
                 if of_weights(statement):
-                    self._of_weights.update((file, line) for line in lines)
-            leads = set().union(*(through.get((file, line), ()) for line in lines))
+                    self._of_weights.update(lines)
+            leads = set().union(*(through.get(line, ()) for line in lines))
             if leads:
-                given = called_for(statement, leads)
-                self._given.update(((file, line), given) for line in lines)
+                self._given.update(dict.fromkeys(lines, called_for(statement, leads)))
         anchors = part.anchors
         if not (anchors.forward or anchors.further or anchors.backward or part.feeds):
             return
-        found = Dependencies(part, links).found()
+        found = Dependencies(part, self._links).found()
         between = list(changes_of_data(part, found, epochs))
         found.roles.update((line, Phase.DATA_WAIT) for s in between for line in header_lines(s))
         if self._only_scores(part, found):
             self._scoring.add(part.name)
-        scores = Scores(part, found, links)
+        scores = Scores(part, found, self._links)
         results, made_of = scores.results(), scores.made_of()
+        self._anchored.update(part.lines(*part.statements))
         for statement in part.statements:
-            lines = header_lines(statement)
-            self._anchored.update((file, line) for line in lines)
-            if anchors.forward.intersection(lines):
+            if anchors.forward.intersection(header_lines(statement)):
                 aside = called_aside(part, found, statement)
-                self._aside.update(((file, line), aside) for line in lines)
+                self._aside.update(dict.fromkeys(part.lines(statement), aside))
         self._roles.update(((file, line), phase) for line, phase in found.roles.items())
         self._results.update(
             ((file, line), (names, made_of, scores.lost)) for line, names in results.items()
         )
         self._work.add(part, found)
-        self._acts.update((file, line) for s in part.acts for line in header_lines(s))
+        self._acts.update(part.lines(*part.acts))
         for line, own in own_code(part, found).items():
             self._own.update((file, line, name) for name in own)
         for line, called in found.inside.items():
             for name, wanted in called.items():
                 self._inside[file, line, name] = {
                     (other, each)
-                    for other, function in effects.functions[name]
-                    for each in Part(other, function, Anchors(), effects).lines_of(_own(wanted, function))
+                    for other, function in self._effects.functions[name]
+                    for each in self._unhooked(other, function).lines_of(_own(wanted, function))
                 }
 
 
-def _own(wanted: set[str], function: Function) -> set[str]:
+def _own(wanted: set[str], function: Definition) -> set[str]:
     """Returns by a function's own names what its caller wants it to assign: `self.x`, for `model.x`, or a
     parameter."""
-    spec = function.args
-    parameters = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
     attributes = {f"self.{name.partition('.')[2]}" for name in wanted if "." in name}
-    return attributes | set(parameters)
+    return attributes.union(parameters_of(function))
 
 
 def _beside(kinds: set[str], slot: int, *, within: bool) -> Phase:

@@ -7,20 +7,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from diagnose.source.reads_writes import reads, writes
-from diagnose.source.statements import (
-    Function,
-    Loop,
-    Place,
-    callee,
-    calls_of,
-    given_to,
-    innermost,
-    names,
-    nodes_of,
-    words,
-    words_of,
-)
+from diagnose.source.calling import called_in, callee, calls_of, given_to, is_call
+from diagnose.source.kinds import ForLoop, Function, Loop
+from diagnose.source.names import last_name, names_in, words, words_of
+from diagnose.source.place import Place, innermost
+from diagnose.source.reads_writes import reads, reads_in, writes
+from diagnose.source.statements import nodes_of, statements_in
 
 ENVIRONMENTS = {
     *("env", "envs", "venv", "environment", "environments", "game", "gym", "sim", "simulator", "world"),
@@ -51,9 +43,7 @@ TRAINING_WORDS = {"train", "training", "trainer", "fit", "epoch"}
 """In the name of a package's function that the time is in: it is the training's, whatever else the line
 does. `print(trainer.train())` is no logging."""
 
-EVALUATES = {
-    *("eval", "evaluate", "evaluation", "evaluator", "test", "val", "validate", "validation"),
-}
+EVALUATES = {"eval", "evaluate", "evaluation", "evaluator", "test", "val", "validate", "validation"}
 """Words of functions and environments that measure what was learned."""
 
 PLAYS = {"selfplay", "mcts", "playout", "playouts", "episode", "episodes"}
@@ -110,8 +100,7 @@ def steps_environment(
     without an object is told by both: `state, reward, done = env_step(state, action)`.
 
     Args:
-        statement: It.
-        loops: Those around it. What a loop's variable is of is told by what the loop goes over.
+        loops: Those around the statement. What a loop's variable is of is told by what the loop goes over.
         simulators: Functions of the script that may be such a step; see `simulators_of`.
     """
     if _simulates(statement, simulators):
@@ -122,7 +111,7 @@ def steps_environment(
         of_base = words(base)
         if of_base & EVALUATES or not base or name not in ADVANCES or _imagines(base):
             continue
-        of_turn = words(_last_name(turns[base])) if base in turns else frozenset()
+        of_turn = words(_name_of_all(turns[base])) if base in turns else frozenset()
         if of_turn & EVALUATES:
             continue
         if (of_base | of_turn) & ENVIRONMENTS and not (of_base | of_turn) & LEARNERS:
@@ -144,8 +133,8 @@ def _simulates(statement: ast.stmt, simulators: Collection[str]) -> bool:
     given = given_to(call)
     if callee(call)[1] or callee(call)[0] not in simulators or len(given) < 2 or not _answers(target):
         return False
-    told = words_of(names(node for each in given for node in ast.walk(each)))
-    return not told & LEARNT and bool(told & CHOSEN or words_of(names(ast.walk(target))) & REWARDS)
+    told = words_of(names_in(*given))
+    return not told & LEARNT and bool(told & CHOSEN or words_of(names_in(target)) & REWARDS)
 
 
 def _kind(base: str) -> str:
@@ -156,8 +145,8 @@ def _kind(base: str) -> str:
 
 
 def _last_part(base: str) -> str:
-    """Returns the last name of an expression without its index: `envs` of `self.envs[k]`, but `env_model` of
-    `nets["env_model"]`."""
+    """Returns the last name of an expression without its index: `envs` of `self.envs[k]`, but
+    `env_model` of `nets["env_model"]`."""
     base = re.sub(r"\[(['\"])(\w+)\1\]", r".\2", base)
     while base != (bare := re.sub(r"\[[^][]*\]", "", base)):
         base = bare
@@ -172,12 +161,9 @@ def _imagines(base: str) -> bool:
 def _turns(statement: ast.stmt, loops: Iterable[Loop]) -> dict[str, ast.expr]:
     """Returns what the variables of loops around and in a statement are taken from, turn by turn."""
     found: dict[str, ast.expr] = {}
-    for loop in loops:
-        if isinstance(loop, (ast.For, ast.AsyncFor)):
-            found.update(_taken(loop.target, loop.iter))
-    for node in nodes_of(statement):
-        if isinstance(node, ast.comprehension):
-            found.update(_taken(node.target, node.iter))
+    for turning in (*loops, *nodes_of(statement)):
+        if isinstance(turning, (ForLoop, ast.comprehension)):
+            found.update(_taken(turning.target, turning.iter))
     return found
 
 
@@ -186,7 +172,7 @@ def _taken(target: ast.expr, source: ast.expr) -> Iterator[tuple[str, ast.expr]]
     if isinstance(target, ast.Name):
         yield target.id, source
     elif isinstance(target, ast.Tuple) and isinstance(source, ast.Call):
-        name = callee(source)[0]
+        name = last_name(source.func)
         if name == "zip" and len(source.args) == len(target.elts):
             for each, of in zip(target.elts, source.args, strict=True):
                 yield from _taken(each, of)
@@ -196,18 +182,15 @@ def _taken(target: ast.expr, source: ast.expr) -> Iterator[tuple[str, ast.expr]]
             yield from _taken(target.elts[1], source.func.value)
 
 
-def _last_name(source: ast.expr) -> str:
-    """Returns what is gone over is called: `envs` of `list(self.envs)`; empty where that is not known."""
+def _name_of_all(source: ast.expr) -> str:
+    """Returns what those are called that are gone over, `envs` of `list(self.envs)`; empty if not known."""
     if isinstance(source, ast.Call):
-        name = callee(source)[0]
-        if name in ("list", "tuple", "reversed", "sorted", "tqdm") and source.args:
-            return _last_name(source.args[0])
-        if name == "values" and isinstance(source.func, ast.Attribute):
-            return _last_name(source.func.value)
+        if is_call(source, ("list", "tuple", "reversed", "sorted", "tqdm")) and source.args:
+            return _name_of_all(source.args[0])
+        if is_call(source, {"values"}) and isinstance(source.func, ast.Attribute):
+            return _name_of_all(source.func.value)
         return ""
-    if isinstance(source, ast.Subscript):
-        return _last_name(source.value)
-    return source.id if isinstance(source, ast.Name) else getattr(source, "attr", "")
+    return _name_of_all(source.value) if isinstance(source, ast.Subscript) else last_name(source)
 
 
 CHOOSES = {"sample", "argmax", "multinomial", "item", "tolist", "numpy"}
@@ -222,7 +205,7 @@ def told_to_step(statement: ast.stmt) -> Iterator[tuple[str, set[str]]]:
     for call in calls_of(statement):
         name, base = callee(call)
         if name == "step" and base and call.args and not words(base) & (EVALUATES | LEARNERS):
-            yield base, set().union(*(reads(ast.Expr(arg)) for arg in call.args))
+            yield base, reads_in(*call.args)
 
 
 def takes_action(statement: ast.stmt, function: Function | None, loops: Iterable[Loop] = ()) -> bool:
@@ -237,17 +220,15 @@ def takes_action(statement: ast.stmt, function: Function | None, loops: Iterable
         if base and (called == "step" or (called in PERFORMS and words(base) & ENVIRONMENTS))
         if not (_imagines(base) or (called == "push" and _kind(base) in STORES))
         if not words(base) & (EVALUATES | LEARNERS)
-        if base not in turns or not words(_last_name(turns[base])) & LEARNERS
-        for arg in args
-        for name in names(ast.walk(arg))
+        if base not in turns or not words(_name_of_all(turns[base])) & LEARNERS
+        for name in names_in(*args)
     }
-    given |= {name for turn in given & turns.keys() for name in names(ast.walk(turns[turn]))}
+    given |= names_in(*(turns[turn] for turn in given & turns.keys()))
     if not given or function is None:
         return False
     return any(
-        writes(each) & given and any(_acts(words(callee(call)[0])) for call in calls_of(each))
-        for each in ast.walk(function)
-        if isinstance(each, ast.stmt)
+        writes(each) & given and any(_acts(words(name)) for name in called_in(each))
+        for each in statements_in(function)
     )
 
 
@@ -262,7 +243,7 @@ def judges_action(statement: ast.stmt) -> bool:
         words(name) & EVALUATES
         and base
         and not words(base) & (LEARNERS | MEASURERS)
-        and words_of(names(node for each in given_to(call) for node in ast.walk(each))) & CHOSEN
+        and words_of(names_in(*given_to(call))) & CHOSEN
         for call in calls_of(statement)
         for name, base in (callee(call),)
     )
@@ -275,14 +256,14 @@ def collects(place: Place) -> bool:
     """
     if not place.loops:
         return False
-    inside = [node for node in ast.walk(place.loops[0]) if isinstance(node, ast.stmt)]
+    inside = statements_in(place.loops[0])
     loops = [*place.loops, *(each for each in inside if isinstance(each, Loop))]
     steps = [
         each
         for each in inside
         if steps_environment(each, loops, place.simulators) or takes_action(each, place.function, loops)
     ]
-    if not steps or not any(map(_learns, inside)):
+    if not steps or not any(words_of(called_in(each)) & LEARNS for each in inside):
         return bool(steps)
     wanted: set[str] = set()
     pending = steps
@@ -291,10 +272,6 @@ def collects(place: Place) -> bool:
         inside = [statement for statement in inside if statement not in pending]
         pending = [statement for statement in inside if writes(statement) & wanted]
     return bool(writes(place.statement) & wanted)
-
-
-def _learns(statement: ast.stmt) -> bool:
-    return any(words(callee(call)[0]) & LEARNS for call in calls_of(statement))
 
 
 def is_environments(function: Function | None) -> bool:
@@ -309,7 +286,7 @@ def _answers(results: ast.expr) -> bool:
     """Whether a tuple is what an environment answers: an observation, a reward, an end, perhaps more."""
     if not isinstance(results, ast.Tuple) or len(results.elts) < 2:
         return False
-    told = words_of(names(ast.walk(results)))
+    told = words_of(names_in(results))
     return bool(told & REWARDS) or (len(results.elts) >= LEAST_RESULTS and bool(told & ANSWERS))
 
 

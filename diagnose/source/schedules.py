@@ -6,20 +6,12 @@ import ast
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from diagnose.source.blocks import Blocks
-from diagnose.source.flows import TRAINS, made_for
-from diagnose.source.reads_writes import reads, writes
-from diagnose.source.statements import (
-    Function,
-    Loop,
-    Scope,
-    bound,
-    callee,
-    calls_of,
-    names,
-    parameters_of,
-    statements_of,
-    words,
-)
+from diagnose.source.calling import TRAINS, bound, callee, calls_of, is_call, parameters_of
+from diagnose.source.flows import made_for
+from diagnose.source.kinds import ForLoop, Function, Loop, Scope
+from diagnose.source.names import names_in, words
+from diagnose.source.reads_writes import reads, reads_in, writes
+from diagnose.source.statements import statements_of, targets_of
 
 RATES = {"lr", "weight_decay", "momentum"}
 """What a schedule sets in an optimizer's groups of parameters."""
@@ -34,21 +26,12 @@ RateSetters = Mapping[str, tuple[Function, frozenset[str]]]
 
 
 def sets_rate(statement: ast.stmt, loops: Sequence[Loop], groups: Collection[str] = ()) -> bool:
-    """Whether a statement sets the rate of an optimizer's group of parameters: `group["lr"] = rate`.
-
-    Args:
-        statement: It.
-        loops: Those around it.
-        groups: Names that hold an optimizer's groups there, or one of them.
-    """
+    """Whether a statement in loops sets the rate of an optimizer's group of parameters, where some names
+    hold such groups, or one of them: `group["lr"] = rate`."""
     held = {GROUPS, *groups}
-    turns = {
-        name
-        for loop in loops
-        if not isinstance(loop, ast.While) and held & names(ast.walk(loop.iter))
-        for name in names(ast.walk(loop.target))
-    }
-    return any(names(ast.walk(target)) & (turns | held) for target in _rates(statement))
+    over = (loop for loop in loops if isinstance(loop, ForLoop) and held & names_in(loop.iter))
+    turns = names_in(*(loop.target for loop in over))
+    return any(names_in(target) & (turns | held) for target in _rates(statement))
 
 
 def groups_of(function: Scope) -> frozenset[str]:
@@ -69,12 +52,9 @@ def _is_of_groups(value: ast.expr) -> bool:
 
 def _rates(statement: ast.stmt) -> list[ast.expr]:
     """Returns the containers of which a statement sets a rate."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    if isinstance(statement, ast.AugAssign):
-        targets = [statement.target]
     return [
         target.value
-        for target in targets
+        for target in targets_of(statement)
         if isinstance(target, ast.Subscript)
         and isinstance(target.slice, ast.Constant)
         and target.slice.value in RATES
@@ -82,11 +62,8 @@ def _rates(statement: ast.stmt) -> list[ast.expr]:
 
 
 def rate_setters(functions: Mapping[str, Sequence[Function]]) -> RateSetters:
-    """Returns the functions of a file that set a rate which they are given: `def set_lr(optimizer, lr)`.
-
-    Args:
-        functions: Those of the file, by name. One of several with a name is not known by it.
-    """
+    """Returns the functions of a file that set a rate which they are given, `def set_lr(optimizer, lr)`;
+    one of several with a name is not known by it."""
     found: dict[str, tuple[Function, frozenset[str]]] = {}
     for name, same in functions.items():
         function = same[0]
@@ -108,10 +85,6 @@ def rates_of(function: Scope, setting: RateSetters) -> frozenset[str]:
 
     What is set as it is, or given to a function that does so, is a rate whatever else reads it, such as a
     record or a `return`, unless something is trained with it.
-
-    Args:
-        function: It, or the module.
-        setting: The functions of the file that set a rate which they are given.
     """
     statements = list(statements_of(function))
     setters = _setters(function, statements)
@@ -121,8 +94,7 @@ def rates_of(function: Scope, setting: RateSetters) -> frozenset[str]:
         return frozenset()
 
     def serves(statement: ast.stmt, name: str) -> bool:
-        rates = given[id(statement)]
-        return statement in setters or any(name in reads(ast.Expr(rate)) for rate in rates)
+        return statement in setters or name in reads_in(*given[id(statement)])
 
     direct = _set_by(setters) | {name for rates in given.values() for name in map(_name_of, rates)}
     direct -= set().union(*map(_trained_with, statements))
@@ -171,6 +143,4 @@ def given_as_rates(statement: ast.stmt, setting: RateSetters) -> list[ast.expr]:
 
 def _trained_with(statement: ast.stmt) -> set[str]:
     """Returns the names of what a statement trains with."""
-    return set().union(
-        *(reads(ast.Expr(call)) for call in calls_of(statement) if callee(call)[0] in TRAINS)
-    )
+    return reads_in(*(call for call in calls_of(statement) if is_call(call, TRAINS)))

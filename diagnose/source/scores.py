@@ -6,12 +6,13 @@ import ast
 from collections.abc import Collection, Sequence
 
 from diagnose.core.phases import Phase
+from diagnose.source.calling import called_in, callee, calls_of, given_to, is_call
 from diagnose.source.dependencies import Dependencies, Found, Links
 from diagnose.source.effects import methods_called, rebased
 from diagnose.source.parts import Part
-from diagnose.source.reads_writes import closure, grow, key_of, reads, writes
+from diagnose.source.reads_writes import closure, grow, key_of, reads, reads_in, writes
 from diagnose.source.returned import WHOLE, Item, asked_of, given, items_of, lost_items, merged
-from diagnose.source.statements import callee, calls_of, expressions, given_to, header_lines, nodes_of
+from diagnose.source.statements import expressions, header_lines, nodes_of, statements_of
 
 ARITHMETIC = {"mean", "sum", "item", "detach", "float", "stack", "div", "mul", "add"}
 """Calls beside which a statement still only adds up terms of a loss."""
@@ -22,11 +23,6 @@ CHAIN = 4
 
 class Scores:
     """Answers for one function of the loop what holds results of its models.
-
-    Args:
-        part: The function.
-        found: What its statements are for.
-        links: What the functions of the loop leave for each other.
 
     Attributes:
         losses: The names of the loss, and of the terms that it is the sum of.
@@ -69,7 +65,23 @@ class Scores:
         aside |= self._found.carried | part.hooked
         aside |= {id(s) for s in part.statements if self._reads_loss_of(nodes_of(s), self.lost)}
         aside |= part.walk([(s, part.reads[id(s)]) for s in part.models])[0].keys()  # another model's
+        asked = self._asked_by_loss()
+        aside |= {id(s) for s in part.statements if part.writes[id(s)] & asked}
         return part.spread(held, aside), aside
+
+    def _asked_by_loss(self) -> set[str]:
+        """Returns the attributes of other objects that methods read which the loss asks: `balance.lean`,
+        where it is weighted by `balance.weights(cells)`. What changes these serves the next loss."""
+        functions = self._part.effects.functions
+        return {
+            name
+            for statement, _ in self._found.for_loss
+            for called, base in methods_called(statement)
+            if base != "self"
+            for _, function in functions.get(called, ())
+            for each in statements_of(function)
+            for name in rebased(reads(each), base)
+        }
 
     def returned(self) -> set[str]:
         """Returns by place or key which of the things that the function returns hold results of models, but
@@ -90,11 +102,8 @@ class Scores:
         }
 
     def asked_back(self, models: Collection[str]) -> dict[str, set[str]]:
-        """Returns by the names of functions which of the things that they return to this one are losses.
-
-        Args:
-            models: Functions that call models.
-        """
+        """Returns by the names of functions which of the things that they return to this one are losses, of
+        those that call models as in `asked_of`."""
         part = self._part
         if not self.losses:
             return {}
@@ -122,8 +131,8 @@ class Scores:
         """Returns the names of that which batches are made of, such as a replay memory."""
         part, roles = self._part, self._found.roles
         makes = [s for s in part.statements if s in part.asks or roles.get(s.lineno) is Phase.DATA_WAIT]
-        given = (ast.Expr(value) for s in part.calls for call in calls_of(s) for value in given_to(call))
-        used = set().union(*(reads(s) for s in (*makes, *given)))
+        given = (value for s in part.calls for call in calls_of(s) for value in given_to(call))
+        used = reads_in(*given).union(*(part.reads[id(s)] for s in makes))
         return used - set().union(*(writes(s) for s in (*makes, *part.calls) if self._in_each_step(s)))
 
     def _losses(self) -> set[str]:
@@ -157,13 +166,8 @@ class Scores:
     def _reads_loss_of(
         self, nodes: Sequence[ast.AST], objects: Collection[str], *, or_all: bool = False
     ) -> bool:
-        """Whether of an object with a loss in it only that is read among nodes.
-
-        Args:
-            nodes: They.
-            objects: Names of objects that are asked about.
-            or_all: Whether it counts as well where the object is read as a whole.
-        """
+        """Whether of some object with a loss in it only that is read among nodes; with `or_all` it also
+        counts where the object is read as a whole."""
         uses = [(*uses_of(nodes, name), lost) for name, lost in self.lost.items() if name in objects]
         return any(or_all if whole else bool(parts) and parts <= lost for parts, whole, lost in uses)
 
@@ -271,10 +275,10 @@ def _summed(item: Item) -> set[str]:
     while pending:
         node = pending.pop()
         if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-            found |= reads(ast.Expr(node))
+            found |= reads_in(node)
         elif not isinstance(node, ast.Call):
             pending += ast.iter_child_nodes(node)
-        elif callee(node)[0] in ARITHMETIC:
+        elif is_call(node, ARITHMETIC):
             pending += node.args
             pending += [node.func.value] if isinstance(node.func, ast.Attribute) else []
     return found
@@ -282,4 +286,4 @@ def _summed(item: Item) -> set[str]:
 
 def _adds_up(statement: ast.stmt) -> bool:
     """Whether a statement only adds up what it reads, or brings it to Python."""
-    return all(callee(call)[0] in ARITHMETIC for call in calls_of(statement))
+    return called_in(statement) <= ARITHMETIC

@@ -7,6 +7,9 @@ import builtins
 import sys
 from collections.abc import Mapping, Sequence
 
+from diagnose.source.calling import calls_in, given_to, is_call
+from diagnose.source.kinds import Definition
+from diagnose.source.names import names_in, words, words_of
 from diagnose.source.rollouts import (
     ENVIRONMENTS,
     EVALUATES,
@@ -15,9 +18,6 @@ from diagnose.source.rollouts import (
     LEARNT,
     TRAINING_WORDS,
 )
-from diagnose.source.statements import callee, given_to, names, words, words_of
-
-Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 SIMULATES = ENVIRONMENTS - {"world"} | {"simulate", "transition", "dynamics"}
 """Words of such functions. A world may be a model."""
@@ -43,11 +43,9 @@ def simulators_of(tree: ast.Module) -> frozenset[str]:
     plain, foreign = set[str](), set[str]()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
+            package = "." * node.level + (node.module or "") if isinstance(node, ast.ImportFrom) else ""
             for alias in node.names:
-                module = (
-                    alias.name if isinstance(node, ast.Import) else "." * node.level + (node.module or "")
-                )
-                found = plain if module.partition(".")[0] in PLAIN else foreign
+                found = plain if (package or alias.name).partition(".")[0] in PLAIN else foreign
                 found.add(alias.asname or alias.name.partition(".")[0])
         elif isinstance(node, Definition) and id(node) not in methods:
             functions.setdefault(node.name, []).append(node)
@@ -68,7 +66,6 @@ def _may_ask_model(
     called a model, or what is given one.
 
     Args:
-        name: The function's.
         functions: Those of the file, by name.
         plain: What the file imports from where no models are.
         foreign: What else it imports.
@@ -81,11 +78,8 @@ def _may_ask_model(
         seen.add(current)
         if any(_has_weights(each) for each in functions[current]):
             return True
-        for call in (node for each in functions[current] for node in ast.walk(each)):
-            if not isinstance(call, ast.Call):
-                continue
-            given = names(node for each in given_to(call) for node in ast.walk(each))
-            if callee(call)[0] in ASKS or words_of(given) & LEARNT:
+        for call in calls_in(*functions[current]):
+            if is_call(call, ASKS) or words_of(names_in(*given_to(call))) & LEARNT:
                 return True
             if isinstance(call.func, ast.Name):
                 called = call.func.id
@@ -109,5 +103,5 @@ def _has_weights(function: Definition) -> bool:
 
 def _is_of_model(method: ast.Attribute, foreign: set[str]) -> bool:
     """Whether a method is an object's own, or that of what is called a model, or in what may hold one."""
-    used = names(ast.walk(method.value))
+    used = names_in(method.value)
     return "self" in used or bool(used & foreign) or bool(words_of(used) & LEARNT)

@@ -11,10 +11,14 @@ from diagnose.source.rollouts import measures
 
 Frame = tuple[str, int, str]
 """File, line, function."""
+Line = tuple[str, int]
+"""File and line."""
+Stack = Sequence[Frame]
+"""The user's frames of a sample, innermost first."""
 Site = tuple[str, str, int, str, int]
 """Kind, file, line, function, calls. The kind: `next`, `forward`, `further`, `backward`, `optimizer` or
 `schedule`."""
-Sample = tuple[int, int, Sequence[Frame], int]
+Sample = tuple[int, int, Stack, int]
 """First step, slot and place, a package's frame and then the user's, nanoseconds, as the store has them."""
 
 SCHEDULE_SITE = "schedule"
@@ -54,21 +58,22 @@ def files_of(samples: Iterable[Sample]) -> set[str]:
     return {file for _, _, (_, *stack), _ in samples for file, _, _ in stack}
 
 
-def by_place(sites: Iterable[Site]) -> dict[tuple[str, int], set[str]]:
+def by_place(sites: Iterable[Site]) -> dict[Line, set[str]]:
     """Returns what kinds of calls were made from each file and line, but for steps of schedules."""
-    kinds: dict[tuple[str, int], set[str]] = {}
-    for kind, file, line, _, _ in sites:
-        if kind != SCHEDULE_SITE:
-            kinds.setdefault((file, line), set()).add(kind)
+    kinds = _kinds(site for site in sites if site[0] != SCHEDULE_SITE)
     return {place: one_call(found) for place, found in kinds.items()}
 
 
-def schedules_of(sites: Iterable[Site]) -> set[tuple[str, int]]:
+def schedules_of(sites: Iterable[Site]) -> set[Line]:
     """Returns file and line from which schedules are stepped, and nothing else that trains."""
-    kinds: dict[tuple[str, int], set[str]] = {}
+    return {place for place, found in _kinds(sites).items() if found == {SCHEDULE_SITE}}
+
+
+def _kinds(sites: Iterable[Site]) -> dict[Line, set[str]]:
+    kinds: dict[Line, set[str]] = {}
     for kind, file, line, _, _ in sites:
         kinds.setdefault((file, line), set()).add(kind)
-    return {place for place, found in kinds.items() if found == {SCHEDULE_SITE}}
+    return kinds
 
 
 def one_call(kinds: set[str]) -> set[str]:
@@ -77,7 +82,7 @@ def one_call(kinds: set[str]) -> set[str]:
 
 
 def callers_of(
-    straight: Mapping[tuple[str, int], set[str]], samples: Iterable[Sample]
+    straight: Mapping[Line, set[str]], samples: Iterable[Sample]
 ) -> set[tuple[str, int, str, str]]:
     """Returns the lines that call, at some remove, a function that calls a model or begins a backward, and
     what it is that they call."""

@@ -7,19 +7,21 @@ import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from diagnose.source.statements import Function, callee, nodes_of, parameters_of
+from diagnose.source.calling import TRAINS, callee, calls_in, is_call, parameters_of
+from diagnose.source.kinds import ForLoop, Function, Separate
+from diagnose.source.names import last_name, variables
+from diagnose.source.statements import is_operation, nodes_of, targets_of
 
 FEW_PARTS = 8
 """Of fewer parts than that, named in the script, each may be large: queries, keys and values. Likewise of
 larger ones."""
 
-TRAINS = {"backward", "step", "train_step"}
+TRAINS_BY = {*TRAINS, "train_step"}
 """Calls in the body of a loop that trains: its turns are the steps."""
 
 TENSOR = {"shape", "dim", "ndim", "new_zeros", "new_empty", "new_full", "new_tensor"}
 """What a tensor is asked, and no list: each turn of a loop over it gets a row. Boxes and lists of images
 have a `device` and a `size`, too; what is called for its size, `x.size(0)`, is a tensor."""
-
 
 ASKS_TYPE = {"isinstance", "type", "is_tensor", "hasattr"}
 """Functions that are asked what something is."""
@@ -50,22 +52,22 @@ def takes_slices(
     """
     if (not runs_function and _may_call_module(nodes)) or _fills_few_names(statement):
         return False
-    fors = [loop for loop in loops if isinstance(loop, (ast.For, ast.AsyncFor))]
+    fors = [loop for loop in loops if isinstance(loop, ForLoop)]
     comprehensions = [node for node in nodes if isinstance(node, ast.comprehension)]
-    variables = {name for each in (*fors, *comprehensions) for name in _names(each.target)}
+    turns = variables(node for each in (*fors, *comprehensions) for node in ast.walk(each.target))
     tensors = _tensors_in(function) if fors or comprehensions else {}
     parts = {name for each in comprehensions for name in _parts_in(each, nodes, tensors)}
-    reads, writes = _read(nodes), _written(nodes)
+    reads, writes = variables(nodes, ast.Load), variables(nodes, ast.Store)
     summed = writes if _is_sum(statement) else set()
     # A comprehension reads no name that its own statement assigns: `x = torch.stack([... for row in x])`.
-    carries = bool(fors and reads & writes - variables) or isinstance(statement, ast.AugAssign)
+    carries = bool(fors and reads & writes - turns) or isinstance(statement, ast.AugAssign)
     if carries and not summed:
         return False
-    flows = [_flow(loop, variables, tensors) for loop in fors if is_side_loop(loop)]
+    flows = [_flow(loop, turns, tensors) for loop in fors if is_side_loop(loop)]
     if any(reads & carried - summed for _, carried in flows):
         return False
     parts |= {name for sliced, _ in flows for name in sliced}
-    return _selects(nodes, variables) or bool(reads & parts)
+    return _selects(nodes, turns) or bool(reads & parts)
 
 
 def _fills_few_names(statement: ast.stmt) -> bool:
@@ -83,50 +85,47 @@ def _fills_few_names(statement: ast.stmt) -> bool:
 
 def _goes_over(value: ast.expr) -> bool:
     """Whether a value has one part for each turn of a comprehension."""
-    if isinstance(value, ast.Call) and callee(value)[0] in ("list", "tuple") and len(value.args) == 1:
+    if is_call(value, ("list", "tuple")) and len(value.args) == 1:
         value = value.args[0]
     return isinstance(value, (ast.ListComp, ast.GeneratorExp))
 
 
 def is_side_loop(loop: ast.AST) -> bool:
     """Whether a loop trains nothing."""
-    return not any(isinstance(node, ast.Call) and callee(node)[0] in TRAINS for node in ast.walk(loop))
+    return not any(is_call(node, TRAINS_BY) for node in ast.walk(loop))
 
 
-def _flow(
-    loop: ast.For | ast.AsyncFor, variables: set[str], tensors: Mapping[str, int]
-) -> tuple[set[str], set[str]]:
+def _flow(loop: ForLoop, turns: set[str], tensors: Mapping[str, int]) -> tuple[set[str], set[str]]:
     """Returns the names that hold a slice in the body of a loop, or what is made of it, and those that
     bring something from one turn to the next, but for sums."""
     statements = list(_in_order(loop.body))
-    ever = {name for statement in statements for name in _written(nodes_of(statement))}
+    ever = {name for statement in statements for name in variables(nodes_of(statement), ast.Store)}
     inside = [node for each in loop.body for node in ast.walk(each)]
     sliced, carried, written = _parts_in(loop, inside, tensors), set[str](), set[str]()
     for statement in statements:
         nodes = nodes_of(statement)
-        reads, writes = _read(nodes), _written(nodes)
+        reads, writes = variables(nodes, ast.Load), variables(nodes, ast.Store)
         summed = writes if _is_sum(statement) else set[str]()
         if isinstance(statement, ast.AugAssign) and not summed:
             reads |= writes
         carried |= reads & ever - written - summed
-        if not summed and not _may_call_module(nodes) and (_selects(nodes, variables) or reads & sliced):
+        if not summed and not _may_call_module(nodes) and (_selects(nodes, turns) or reads & sliced):
             sliced |= writes
         written |= writes - summed
     for statement in statements:  # what is made of it needs the turn before as well
         nodes = nodes_of(statement)
-        if not _is_sum(statement) and _read(nodes) & carried:
-            carried |= _written(nodes)
+        if not _is_sum(statement) and variables(nodes, ast.Load) & carried:
+            carried |= variables(nodes, ast.Store)
     return sliced, carried
 
 
 def _parts_in(
-    loop: ast.For | ast.AsyncFor | ast.comprehension, inside: Sequence[ast.AST], tensors: Mapping[str, int]
+    loop: ForLoop | ast.comprehension, inside: Sequence[ast.AST], tensors: Mapping[str, int]
 ) -> set[str]:
     """Returns the variables of a loop that hold one part of a tensor after the other:
     `for i, part in enumerate(x.unbind(1))`.
 
     Args:
-        loop: It.
         inside: What its turns do.
         tensors: See `_tensors_in`.
     """
@@ -135,10 +134,10 @@ def _parts_in(
     while pairs:
         target, source = pairs.pop()
         if isinstance(source, ast.Name) and source.lineno <= tensors.get(source.id, 0):
-            found |= _names(target) if _for_all_rows(inside) else set()
+            found |= variables(ast.walk(target)) if _for_all_rows(inside) else set()
         if not isinstance(source, ast.Call):
             continue
-        name, _ = callee(source)
+        name = last_name(source.func)
         inner = target.elts if isinstance(target, ast.Tuple) else []
         if name == "zip":
             pairs += zip(inner, source.args, strict=False)
@@ -147,7 +146,7 @@ def _parts_in(
         elif name in ("reversed", "list", "tuple"):
             pairs += [(target, each) for each in source.args[:1]]
         elif _splits(source):
-            found |= _names(target)
+            found |= variables(ast.walk(target))
     return found
 
 
@@ -160,7 +159,7 @@ def _tensors_in(function: Function | None) -> Mapping[str, int]:
         return {}
     given = set(parameters_of(function))
     names = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id in given]
-    called = {id(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+    called = {id(call.func) for call in calls_in(function)}
     asked = {
         node.value.id
         for node in ast.walk(function)
@@ -180,8 +179,7 @@ def _asked_for_type(function: ast.AST) -> set[str]:
     return {
         call.args[0].id
         for call in ast.walk(function)
-        if isinstance(call, ast.Call) and callee(call)[0] in ASKS_TYPE
-        if call.args and isinstance(call.args[0], ast.Name)
+        if is_call(call, ASKS_TYPE) and call.args and isinstance(call.args[0], ast.Name)
     }
 
 
@@ -189,9 +187,13 @@ def _for_all_rows(inside: Sequence[ast.AST]) -> bool:
     """Whether what is done to a row can be done to all at once: not to a part of it that is another in each
     row, `row[:n]`, `row[row > 0]`."""
     for node in inside:
-        if isinstance(node, ast.Call) and callee(node)[0] not in BATCHED:
+        if isinstance(node, ast.Call) and not is_call(node, BATCHED):
             return False
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _names(node.slice):
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Load)
+            and variables(ast.walk(node.slice))
+        ):
             return False
     return True
 
@@ -208,12 +210,12 @@ def _splits(call: ast.Call) -> bool:
     return name == "unbind"
 
 
-def _selects(nodes: Sequence[ast.AST], variables: set[str]) -> bool:
+def _selects(nodes: Sequence[ast.AST], turns: set[str]) -> bool:
     """Whether a loop's variable is one of several indices, or says which rows are taken."""
     return any(
         isinstance(node, ast.Subscript)
         and isinstance(node.slice, (ast.Tuple, ast.Compare))  # `x[:, i]`, or a group: `x[group == i]`
-        and bool(_names(node.slice) & variables)
+        and bool(variables(ast.walk(node.slice)) & turns)
         for node in nodes
     )
 
@@ -222,10 +224,10 @@ def _is_sum(statement: ast.stmt) -> bool:
     """Whether a statement adds to a name, and does nothing else with it: `a += x`, `a = a + x`."""
     if isinstance(statement, ast.AugAssign):
         return isinstance(statement.op, ast.Add) and isinstance(statement.target, ast.Name)
-    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.BinOp):
+    if not isinstance(statement, ast.Assign) or not is_operation(statement.value, ast.Add):
         return False
     target, value = statement.targets[0], statement.value
-    if not isinstance(value.op, ast.Add) or not isinstance(target, ast.Name):
+    if not isinstance(target, ast.Name):
         return False
     own = [isinstance(side, ast.Name) and side.id == target.id for side in (value.left, value.right)]
     read = [node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id == target.id]
@@ -235,24 +237,12 @@ def _is_sum(statement: ast.stmt) -> bool:
 def _in_order(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Yields statements and those in them, but for functions', in the order of the text."""
     for statement in body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(statement, Separate):
             continue
         yield statement
         for _, value in ast.iter_fields(statement):
             if isinstance(value, list):
                 yield from _in_order([item for item in value if isinstance(item, ast.stmt)])
-
-
-def _read(nodes: Sequence[ast.AST]) -> set[str]:
-    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-
-
-def _written(nodes: Sequence[ast.AST]) -> set[str]:
-    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
 def _may_call_module(nodes: Sequence[ast.AST]) -> bool:
@@ -277,22 +267,17 @@ BATCHED = ELEMENTWISE | frozenset(ROWWISE_NAMES.split())
 def is_chain(statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence[ast.AST]) -> bool:
     """Whether each turn of a loop puts further elementwise operations on the result of the one before.
 
-    A compiler makes one kernel of them all. Of products it could not, nor of layers.
-
-    Args:
-        statement: In the loop.
-        loops: Those around it.
-        nodes: Of the statement's own expressions.
+    A compiler makes one kernel of them all. Of products it could not, nor of layers. Arguments as in
+    `takes_slices`.
     """
     if not loops or not isinstance(statement, (ast.Assign, ast.AugAssign)):
         return False
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    written = {target.id for target in targets if isinstance(target, ast.Name)}
+    written = {target.id for target in targets_of(statement) if isinstance(target, ast.Name)}
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     return (
-        bool(written & _read(nodes) or isinstance(statement, ast.AugAssign))
+        bool(written & variables(nodes, ast.Load) or isinstance(statement, ast.AugAssign))
         and bool(calls)
-        and all(isinstance(call.func, ast.Attribute) and call.func.attr in ELEMENTWISE for call in calls)
+        and all(isinstance(call.func, ast.Attribute) and is_call(call, ELEMENTWISE) for call in calls)
         and not any(isinstance(node, ast.MatMult) for node in nodes)
     )
 

@@ -7,8 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from diagnose.source.call_idioms import Within, of_call, only_reads
+from diagnose.source.calling import calls_in, is_call
 from diagnose.source.files import writes_table
 from diagnose.source.flows import makes_only
+from diagnose.source.kinds import Assignment, Comprehension, ForLoop, Loop, With
+from diagnose.source.names import last_name, names, names_in
+from diagnose.source.place import Place
 from diagnose.source.purposes import (
     CHAIN,
     CLIP,
@@ -30,7 +34,7 @@ from diagnose.source.purposes import (
 from diagnose.source.reads_writes import reads, writes
 from diagnose.source.schedules import sets_rate
 from diagnose.source.slices import is_chain, is_side_loop, takes_slices
-from diagnose.source.statements import Assignment, Loop, Place, callee, names, nodes_of
+from diagnose.source.statements import nodes_of
 from diagnose.source.tensor_operations import is_at_once
 from diagnose.source.tensor_values import asks_tensor
 from diagnose.source.weight_idioms import of_lists, of_weights, serves_average, serves_update
@@ -60,8 +64,10 @@ def _drops(place: Place) -> bool:
 def _takes_time(place: Place) -> bool:
     """Whether a statement calls or repeats anything that is not measured apart."""
     nodes = nodes_of(place.statement)
-    return any(isinstance(node, ast.comprehension) for node in nodes) or any(
-        isinstance(node, ast.Call) and callee(node)[0] not in HOOKED_CALLS for node in nodes
+    return any(
+        isinstance(node, ast.comprehension)
+        or (isinstance(node, ast.Call) and not is_call(node, HOOKED_CALLS))
+        for node in nodes
     )
 
 
@@ -70,10 +76,7 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
     found: set[str] = set()
     nodes = nodes_of(place.statement)
     in_comprehension = {
-        id(inner)
-        for node in nodes
-        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp))
-        for inner in ast.walk(node)
+        id(inner) for node in nodes if isinstance(node, Comprehension) for inner in ast.walk(node)
     }
     for node in nodes:
         if isinstance(node, ast.Call):
@@ -97,19 +100,14 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         found.update(of_weights(beside, nodes))  # what a model makes of weights is none of these
         for node in nodes:
             found.update(of_lists(node, place) if isinstance(node, ast.Call) else ())
-    if isinstance(place.statement, (ast.For, ast.AsyncFor)):
+    if isinstance(place.statement, ForLoop):
         for inner in place.statement.body:
             inside = replace(place, statement=inner, loops=(place.statement, *place.loops))
             turn = set(_idioms(inside, within))
             found |= turn & {CLIP, EMA, UPDATE} if WHOLE not in turn else set()
-    if isinstance(
-        place.statement, (ast.With, ast.AsyncWith)
-    ):  # whose end writes what its body has to write
-        calls = (node for inner in place.statement.body for node in ast.walk(inner))
-        if any(
-            isinstance(call, ast.Call) and writes_table(call, callee(call)[0], place.queries)
-            for call in calls
-        ):
+    if isinstance(place.statement, With):  # whose end writes what its body has to write
+        calls = calls_in(*place.statement.body)
+        if any(writes_table(call, last_name(call.func), place.queries) for call in calls):
             found.add(LOG)
     if within.loss:
         found.discard(CLIP)  # of norms that the loss punishes
@@ -151,7 +149,7 @@ def _makes_saved(place: Place) -> bool:
 
 def _makes_text(place: Place) -> bool:
     """Whether a statement makes text that is written to a file, or goes over what that is made of."""
-    if isinstance(place.statement, (ast.For, ast.AsyncFor)):
+    if isinstance(place.statement, ForLoop):
         return all(makes_only(each, place.texts) for each in place.statement.body)
     return makes_only(place.statement, place.texts)
 
@@ -166,10 +164,10 @@ def _side_loops(place: Place, within: Within | None = None) -> list[Loop]:
 
 
 def _goes_over_groups(loop: Loop) -> bool:
-    return not isinstance(loop, ast.While) and "param_groups" in names(ast.walk(loop.iter))
+    return isinstance(loop, ForLoop) and "param_groups" in names_in(loop.iter)
 
 
 def _of_turns(place: Place, nodes: Sequence[ast.AST]) -> bool:
     """Whether a statement has to do with what a loop that trains nothing goes over."""
-    turns = (loop.target for loop in _side_loops(place) if not isinstance(loop, ast.While))
-    return bool(names(node for turn in turns for node in ast.walk(turn)) & names(nodes))
+    turns = (loop.target for loop in _side_loops(place) if isinstance(loop, ForLoop))
+    return bool(names_in(*turns) & names(nodes))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Iterator
 
+from diagnose.source.calling import callee, calls_in, is_call
+from diagnose.source.kinds import Comprehension, Function
+from diagnose.source.names import last_name
 from diagnose.source.reads_writes import closure, in_place
-from diagnose.source.statements import Function, assigned, callee, nodes_of, statements_of
+from diagnose.source.statements import assigned, nodes_of, statements_of
 
 ELEMENTWISE_NAMES = """
     abs add addcdiv addcmul clamp clamp_max clamp_min clip copysign div exp lerp log maximum minimum mul
@@ -34,8 +37,6 @@ def operations_by_statement(function: Function | None) -> dict[int, int]:
     A tensor is what such a method is called on, what has a gradient, and what is computed of one. Numbers
     may be computed beside: `rate = lr / (1 - beta**t)` is no operation.
     """
-    if function is None or isinstance(function, ast.Lambda):
-        return {}
     statements = list(statements_of(function))
     held = {text for statement in statements for text in _told(nodes_of(statement))}
     pairs = [pair for statement in statements for pair in assigned(statement)]
@@ -51,7 +52,7 @@ def is_at_once(nodes: Collection[ast.AST]) -> bool:
 
 def takes_lists(node: ast.AST) -> bool:
     """Whether it is a call of torch's for lists of tensors, and not for one tensor alone: `[p]`."""
-    if not isinstance(node, ast.Call) or not callee(node)[0].startswith(AT_ONCE):
+    if not isinstance(node, ast.Call) or not last_name(node.func).startswith(AT_ONCE):
         return False
     first = node.args[0] if node.args else None
     if not isinstance(first, ast.List) or len(first.elts) != 1:
@@ -61,17 +62,10 @@ def takes_lists(node: ast.AST) -> bool:
 
 def _takes_turns(node: ast.AST) -> bool:
     """Whether it is a comprehension around such a call that calls something else in each turn."""
-    if isinstance(node, ast.DictComp):
-        turn = [node.key, node.value]
-    elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
-        turn = [node.elt]
-    else:
+    if not isinstance(node, Comprehension) or not any(map(takes_lists, ast.walk(node))):
         return False
-    return any(map(takes_lists, ast.walk(node))) and any(
-        isinstance(inner, ast.Call) and callee(inner)[0] not in MARKS and not takes_lists(inner)
-        for each in turn
-        for inner in ast.walk(each)
-    )
+    turn = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+    return not all(is_call(call, MARKS) or takes_lists(call) for call in calls_in(*turn))
 
 
 def _count(statement: ast.stmt, held: set[str]) -> int:
@@ -126,6 +120,6 @@ def _holds(value: ast.expr, held: set[str]) -> bool:
         if isinstance(node, ast.Subscript):
             if not isinstance(node.slice, ast.Constant):  # else an entry of what is kept: `state["step"]`
                 pending.append(node.value)
-        elif not isinstance(node, ast.Call) or callee(node)[0] not in NUMBERS:
+        elif not is_call(node, NUMBERS):
             pending += ast.iter_child_nodes(node)
     return False

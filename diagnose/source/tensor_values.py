@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from diagnose.source.statements import callee, given_to
+from diagnose.source.calling import callee, given_to, is_call
+from diagnose.source.statements import is_operation
 
 PREDICATES = {"isnan", "isinf", "isfinite", "allclose", "equal", "any", "all"}
 
@@ -46,12 +47,7 @@ def without_tensors(tree: ast.Module) -> frozenset[str]:
             aliases = node.names if not TENSOR_PACKAGES.match(node.module or "") else []
         else:
             aliases = []
-            value = node.value if isinstance(node, ast.Assign) else None
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(value, ast.Call)
-                and callee(value)[0] in GENERATORS
-            ):
+            if isinstance(node, ast.Assign) and is_call(node.value, GENERATORS):
                 found.update(ast.unparse(target) for target in node.targets)
         found.update(alias.asname or alias.name.partition(".")[0] for alias in aliases)
     return frozenset(found)
@@ -113,30 +109,23 @@ def factors(text: str) -> frozenset[str]:
     """Returns the attributes with which a line takes a product as they are, each by its last name: `basis`,
     of `x @ self.basis.T`, but not of `x @ self.basis.float()`.
 
-    There are none where something else on the line may take most of its time: a module, another product.
-
-    Args:
-        text: The line; of a statement that goes on in the next one, nothing is known.
+    There are none where something else on the line may take most of its time, a module or another product,
+    nor of a statement that goes on in the next line.
     """
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except SyntaxError:
         return frozenset()
-    calls = [node for node in nodes if isinstance(node, ast.Call)]
-    operators = [node for node in nodes if isinstance(node, ast.BinOp)]
-    products = [[node.left, node.right] for node in operators if isinstance(node.op, ast.MatMult)]
-    for call in calls:
-        name = callee(call)[0]
-        if name in PRODUCTS:
+    products = [[node.left, node.right] for node in nodes if is_operation(node, ast.MatMult)]
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        if is_call(call, PRODUCTS):
             of = [call.func.value] if isinstance(call.func, ast.Attribute) else []
             products.append([*given_to(call), *of])
-        elif name not in LIGHT:
+        elif not is_call(call, LIGHT):
             return frozenset()
     if len(products) > 1:
         return frozenset()
-    scaled = [
-        each for node in operators if isinstance(node.op, ast.Mult) for each in (node.left, node.right)
-    ]
+    scaled = [each for node in nodes if is_operation(node, ast.Mult) for each in (node.left, node.right)]
     found = (_turned(factor) for factor in (products[0] if products else scaled))
     return frozenset(factor.attr for factor in found if isinstance(factor, ast.Attribute))
 

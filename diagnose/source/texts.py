@@ -6,19 +6,13 @@ import ast
 import builtins
 from collections.abc import Callable, Iterable, Iterator
 
+from diagnose.source.calling import called_in, callee, calls_in, calls_of, is_call
 from diagnose.source.files import DUMPERS
 from diagnose.source.flows import made_for, makes_only
+from diagnose.source.kinds import Assignment, Comprehension, Scope, With
+from diagnose.source.names import last_name, words
 from diagnose.source.reads_writes import closure, reads, writes
-from diagnose.source.statements import (
-    Assignment,
-    Scope,
-    assigned,
-    callee,
-    calls_of,
-    nodes_of,
-    statements_of,
-    words,
-)
+from diagnose.source.statements import is_operation, nodes_of, statements_of, text_of
 
 FILES = {"file", "f", "fh", "fp", "out", "output", "log", "logs", "stdout", "stderr", "csv", "stream"}
 """Words of what files are called."""
@@ -28,10 +22,7 @@ TEXT_WRITERS = {"writelines", "write_text"}
 RECORD_WRITERS = {"writerow": 0, "writerows": 0, "executemany": 1}
 """Methods that write records to a file or a database, and which of their arguments these are."""
 
-DISPLAYS = (
-    *(ast.List, ast.Tuple, ast.Dict, ast.Set),
-    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
-)
+Display = ast.List | ast.Tuple | ast.Dict | ast.Set | Comprehension
 CONTAINERS = {"list", "tuple", "dict", "zip", "sorted", "enumerate", "chain"}
 """What puts records together, and computes nothing."""
 
@@ -45,32 +36,17 @@ TAKES_TEXT = {*TEXT_WRITERS, *TELLS, "write", "write_bytes"}
 """What makes a record of what `dumps` makes text of: not what is sent to another process, which answers."""
 
 
-def opened_in(tree: ast.Module) -> frozenset[str]:
-    """Returns the names and attributes of a file that hold a file which was opened: `sink`, after
-    `self.sink = open(path, "w")`."""
-    return frozenset(
-        ast.unparse(name).rpartition(".")[2]
-        for node in ast.walk(tree)
-        for name, value in assigned(node)
-        if isinstance(value, ast.Call) and callee(value)[0] == "open"
-    )
-
-
 def texts_of(function: Scope, opened: Iterable[str] = ()) -> frozenset[str]:
     """Returns the names of a function that hold text, or lines of it, which is written to a file: `rows`,
     of `fh.write("\\n".join(rows))`. What is formatted there, `fh.write(f"{score}")`, need not be text.
-    Records that are put together there are like text: `rows`, of `table.writerows(rows)`.
-
-    Args:
-        function: It, or the module.
-        opened: Names and attributes of the whole file that hold files.
+    Records that are put together there are like text: `rows`, of `table.writerows(rows)`. What was opened
+    elsewhere in the file is given by its names.
     """
     statements = list(statements_of(function))
     files = {
         name
         for statement in statements
-        if isinstance(statement, (ast.With, ast.AsyncWith, ast.Assign))
-        if any(callee(call)[0] == "open" for call in calls_of(statement))
+        if isinstance(statement, (With, ast.Assign)) and "open" in called_in(statement)
         for name in writes(statement)
     }.union(opened)
     recorded = {id(statement): set(_recorded(statement)) for statement in statements}
@@ -105,9 +81,8 @@ def _written(statement: ast.stmt, files: set[str]) -> Iterator[str]:
 
 def _recorded(statement: ast.stmt) -> Iterator[str]:
     """Yields the names of records that a statement writes to a file, or makes text of."""
-    calls = calls_of(statement)
-    told = not isinstance(statement, ast.Expr) or any(callee(each)[0] in TAKES_TEXT for each in calls)
-    for call in calls:
+    told = not isinstance(statement, ast.Expr) or not called_in(statement).isdisjoint(TAKES_TEXT)
+    for call in calls_of(statement):
         name, base = callee(call)
         at = RECORD_WRITERS.get(name) if base else None
         if base in DUMPERS and (name == "dump" or (name == "dumps" and told)):
@@ -134,9 +109,7 @@ def _puts_together(statement: ast.stmt) -> bool:
     added = isinstance(statement, ast.Expr) and isinstance(value, ast.Call)
     values = value.args if isinstance(value, ast.Call) and added else [value]
     return all(
-        (isinstance(each, DISPLAYS) or (isinstance(each, ast.Call) and callee(each)[0] in CONTAINERS))
-        and not _compares(each)
-        for each in values
+        (isinstance(each, Display) or is_call(each, CONTAINERS)) and not _compares(each) for each in values
     )
 
 
@@ -144,18 +117,17 @@ def _compares(value: ast.expr) -> bool:
     """Whether a function is given two things, as what scores is, `distance(guess, text)`: more than to put
     together what there is."""
     return any(
-        isinstance(call, ast.Call)
-        and callee(call)[0] not in CONTAINERS | JOINS
-        and not hasattr(builtins, callee(call)[0])
+        not is_call(call, CONTAINERS | JOINS)
+        and not hasattr(builtins, last_name(call.func))
         and sum(not isinstance(each, ast.Constant) for each in call.args) > 1
-        for call in ast.walk(value)
+        for call in calls_in(value)
     )
 
 
 def _hands_on(statement: ast.Expr, name: str) -> bool:
     """Whether a statement gives what it reads to something else: `replay.extend(rows)`."""
     call = statement.value
-    return not isinstance(call, ast.Call) or not (callee(call)[0] in TELLS or callee(call)[1] == name)
+    return not isinstance(call, ast.Call) or not (is_call(call, TELLS) or callee(call)[1] == name)
 
 
 def _made_of(statement: ast.stmt) -> Iterator[str]:
@@ -172,27 +144,23 @@ def _texts(value: ast.expr) -> Iterator[str]:
     """Yields the names that can hold nothing but text, or lines of it, if an expression is a text."""
     if isinstance(value, ast.Name):
         yield value.id
-    elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+    elif is_operation(value, ast.Add):
         yield from _texts(value.left)
         yield from _texts(value.right)
-    elif isinstance(value, ast.Call) and callee(value)[0] == "join" and _is_text_method(value):
+    elif is_call(value, {"join"}) and _is_text_method(value):
         for arg in value.args:
             yield from _texts(arg)
 
 
 def _is_text_method(call: ast.Call) -> bool:
-    base = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return isinstance(base, ast.Constant) and isinstance(base.value, str)
+    return isinstance(call.func, ast.Attribute) and text_of(call.func.value) is not None
 
 
 def formats(statement: ast.stmt) -> bool:
     """Whether a statement makes text: `f"{value:.3f}"`, `", ".join(row)`, `"%d" % step`."""
-    for node in nodes_of(statement):
-        if isinstance(node, ast.JoinedStr):
-            return True
-        if isinstance(node, ast.Call) and callee(node)[0] in ("join", "format") and _is_text_method(node):
-            return True
-        text = node.left if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
-        if isinstance(text, ast.Constant) and isinstance(text.value, str):
-            return True
-    return False
+    return any(
+        isinstance(node, ast.JoinedStr)
+        or (is_call(node, ("join", "format")) and _is_text_method(node))
+        or (is_operation(node, ast.Mod) and text_of(node.left) is not None)
+        for node in nodes_of(statement)
+    )

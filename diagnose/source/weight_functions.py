@@ -6,18 +6,12 @@ import ast
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+from diagnose.source.calling import bound, callee, calls_in, is_call, parameters_of
+from diagnose.source.kinds import Comprehension, Definition, ForLoop, Loop
+from diagnose.source.names import last_name, names_in
 from diagnose.source.reads_writes import key_of
-from diagnose.source.statements import assigned, bound, callee, names, parameters_of
-from diagnose.source.weight_words import (
-    GRADIENTS,
-    HOOKS,
-    KEEPS,
-    OVER_WEIGHTS,
-    RESHAPES,
-    Function,
-    Kind,
-    Scope,
-)
+from diagnose.source.statements import assigned
+from diagnose.source.weight_words import GRADIENTS, HOOKS, KEEPS, OVER_WEIGHTS, RESHAPES, Kind, Scope
 
 KindOf = Callable[[ast.expr, Scope], Kind | None]
 """Tells what an expression in a function holds."""
@@ -25,14 +19,11 @@ KindOf = Callable[[ast.expr, Scope], Kind | None]
 Turns = dict[str, Kind | None]
 """What each variable of a loop is, turn by turn: a weight, a gradient, or, `None`, its name or number."""
 
-LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.comprehension)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
-
-def defined(node: ast.AST, inside: str = "") -> Iterator[tuple[Function, str]]:
+def defined(node: ast.AST, inside: str = "") -> Iterator[tuple[Definition, str]]:
     """Yields the functions of a file and the class that each is a method of."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, Function):
+        if isinstance(child, Definition):
             yield child, inside
         yield from defined(child, child.name if isinstance(child, ast.ClassDef) else "")
 
@@ -41,18 +32,17 @@ def scoped(node: ast.AST, scope: Scope = None) -> Iterator[tuple[Scope, ast.AST]
     """Yields all that a file is made of, with the innermost function around each."""
     for child in ast.iter_child_nodes(node):
         yield scope, child
-        yield from scoped(child, child if isinstance(child, Function) else scope)
+        yield from scoped(child, child if isinstance(child, Definition) else scope)
 
 
 def hooked(
-    tree: ast.Module, functions: Mapping[str, Function], weights: set[str]
-) -> Iterator[tuple[Function, str, str]]:
+    tree: ast.Module, functions: Mapping[str, Definition], weights: set[str]
+) -> Iterator[tuple[Definition, str, str]]:
     """Yields the functions that hooks of all weights call, `for p in weights: p.register_hook(clip)`, with
     the parameter that is given the weight or gradient, and the method by which they are hooked.
 
     Args:
-        tree: A parsed file.
-        functions: Its functions, by name.
+        functions: Those of the file, by name.
         weights: The names that hold weights anywhere in it.
     """
     values = {
@@ -62,41 +52,36 @@ def hooked(
         if isinstance(target, ast.Name)
     }
     for loop in ast.walk(tree):
-        if not isinstance(loop, (ast.For, ast.AsyncFor)):
+        if not isinstance(loop, ForLoop) or not names_in(loop.iter) & (OVER_WEIGHTS | weights):
             continue
-        if not names(ast.walk(loop.iter)) & (OVER_WEIGHTS | weights):
-            continue
-        for call in (node for node in ast.walk(loop) if isinstance(node, ast.Call)):
+        for call in calls_in(loop):
             name, base = callee(call)
-            if name in HOOKS and call.args and base in names(ast.walk(loop.target)):
+            if name in HOOKS and call.args and base in names_in(loop.target):
                 function, parameter = _called_by_hook(call.args[0], functions, values)
                 if function is not None and parameter:
                     yield function, parameter, name
 
 
 def _called_by_hook(
-    given: ast.expr, functions: Mapping[str, Function], values: Mapping[str, ast.expr]
-) -> tuple[Function | None, str]:
+    given: ast.expr, functions: Mapping[str, Definition], values: Mapping[str, ast.expr]
+) -> tuple[Definition | None, str]:
     """Returns the function that a hook calls, and the first of its parameters that is not bound: that of
     `clip`, of `partial(clip, 1.0)`, or what `make_clip(1.0)` returns."""
     if isinstance(given, ast.Name) and given.id not in functions:
         given = values.get(given.id, given)
     num_bound, named = 0, set[str | None]()
-    if isinstance(given, ast.Call) and callee(given)[0] == "partial" and given.args:
+    if is_call(given, {"partial"}) and given.args:
         num_bound, named = len(given.args) - 1, {keyword.arg for keyword in given.keywords}
         given = given.args[0]
     elif isinstance(given, ast.Call):
-        return _returned(functions.get(callee(given)[0]))
-    name = (
-        given.id if isinstance(given, ast.Name) else given.attr if isinstance(given, ast.Attribute) else ""
-    )
-    function = functions.get(name)
+        return _returned(functions.get(last_name(given.func)))
+    function = functions.get(last_name(given))
     taken = parameters_of(function) if function is not None else []
     taken = taken[1:] if taken[:1] in (["self"], ["cls"]) else taken
     return function, next((each for each in taken[num_bound:] if each not in named), "")
 
 
-def _returned(function: Function | None) -> tuple[Function | None, str]:
+def _returned(function: Definition | None) -> tuple[Definition | None, str]:
     """Returns the function, defined inside of one, that this returns and nothing else, and its first
     parameter; for a lambda the function around it, on whose line it stands."""
     returns = [
@@ -113,7 +98,7 @@ def _returned(function: Function | None) -> tuple[Function | None, str]:
     return inner, next(iter(parameters_of(inner)), "") if inner is not None else ""
 
 
-def turned(tree: ast.Module, kind_of: KindOf) -> dict[Function, dict[str, Kind]]:
+def turned(tree: ast.Module, kind_of: KindOf) -> dict[Definition, dict[str, Kind]]:
     """Returns the functions that nothing calls but loops over weights, once for each, with the parameters
     that are given the weight, or its gradient: `for p in weights: total += energy(p.grad)`.
 
@@ -125,7 +110,8 @@ def turned(tree: ast.Module, kind_of: KindOf) -> dict[Function, dict[str, Kind]]
     functions = {
         function.name: (function, bool(inside))
         for function, inside in found
-        if count[function.name] == 1 and not any(isinstance(node, LOOPS) for node in ast.walk(function))
+        if count[function.name] == 1
+        and not any(isinstance(node, (Loop, ast.comprehension)) for node in ast.walk(function))
     }
     uses: Counter[str] = Counter()
     for node in ast.walk(tree):
@@ -164,7 +150,7 @@ def _reference(node: ast.AST) -> tuple[str, bool]:
 
 def _loops(node: ast.AST, scope: Scope, kind_of: KindOf) -> Iterator[tuple[Turns, list[ast.AST]]]:
     """Yields the turns of a loop or comprehension over weights, and all that is in it."""
-    if isinstance(node, (ast.For, ast.AsyncFor)):
+    if isinstance(node, ForLoop):
         turns = dict(_turns(node.target, node.iter, scope, kind_of))
         inside = [each for statement in node.body for each in ast.walk(statement)]
         for each in inside if turns else ():  # `g = p.grad`
@@ -172,7 +158,7 @@ def _loops(node: ast.AST, scope: Scope, kind_of: KindOf) -> Iterator[tuple[Turns
                 kind = _of_turn(value, turns, scope, kind_of)
                 if isinstance(target, ast.Name) and kind is not None:
                     turns[target.id] = kind
-    elif isinstance(node, COMPREHENSIONS):
+    elif isinstance(node, Comprehension):
         turns = {
             name: kind
             for each in node.generators
@@ -190,7 +176,7 @@ def _turns(
 ) -> Iterator[tuple[str, Kind | None]]:
     """Yields the variables of a loop that hold one weight or gradient, or its name, turn by turn."""
     elements = target.elts if isinstance(target, ast.Tuple) else []
-    name = callee(source)[0] if isinstance(source, ast.Call) else ""
+    name = last_name(source.func) if isinstance(source, ast.Call) else ""
     if isinstance(source, ast.Call) and name == "zip":
         for element, each in zip(elements, source.args, strict=False):
             yield from _turns(element, each, scope, kind_of)
@@ -230,7 +216,7 @@ def _held(source: ast.expr, scope: Scope, kind_of: KindOf) -> Kind | None:
         return known
     if isinstance(source, ast.Subscript) and key_of(source) == "params":
         return "weights"
-    name = source.id if isinstance(source, ast.Name) else getattr(source, "attr", "")
+    name = last_name(source)
     if name in GRADIENTS:
         return "gradients"
     return "weights" if name == "params" else None
@@ -244,11 +230,7 @@ def _of_turn(value: ast.expr, turns: Turns, scope: Scope, kind_of: KindOf) -> Ki
         if isinstance(value, ast.Attribute) and value.attr in ("data", "grad"):
             of_gradient |= value.attr == "grad"
             value = value.value
-        elif (
-            isinstance(value, ast.Call)
-            and isinstance(value.func, ast.Attribute)
-            and value.func.attr in KEEPS | RESHAPES
-        ):
+        elif is_call(value, KEEPS | RESHAPES) and isinstance(value.func, ast.Attribute):
             value = value.func.value
         else:
             break

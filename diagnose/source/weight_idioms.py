@@ -7,21 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from diagnose.source.averaging import AVERAGED_WORDS, averages, blends_in, scales_and_adds
+from diagnose.source.calling import callee, calls_of, given_to, is_call, parameters_of
+from diagnose.source.kinds import Definition, Loop
+from diagnose.source.names import last_name, names, names_in, words, words_of
+from diagnose.source.place import Place
 from diagnose.source.purposes import CLIP, EMA, UPDATE, WHOLE
 from diagnose.source.reads_writes import key_of, writes
 from diagnose.source.slices import is_side_loop
-from diagnose.source.statements import (
-    Loop,
-    Place,
-    callee,
-    calls_of,
-    given_to,
-    names,
-    nodes_of,
-    parameters_of,
-    words,
-    words_of,
-)
+from diagnose.source.statements import element_of, is_operation, nodes_of
 from diagnose.source.tensor_operations import MARKS, NUMBERS, is_elementwise, is_product, takes_lists
 from diagnose.source.weight_loops import changed, data_of, in_pairs, sources, turns
 from diagnose.source.weight_updates import SCALES, aliases, is_gradient, keeps_moment, updates
@@ -59,7 +52,7 @@ def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     if _makes_anew(place):
         yield UPDATE
         return
-    gone_over = names(node for source in iterated for node in ast.walk(source)) | place.hooked
+    gone_over = names_in(*iterated) | place.hooked
     used = names(nodes)
     gradients = gone_over & place.gradients
     if not gradients and not gone_over & (OVER_WEIGHTS | place.weights | place.hooked):
@@ -91,7 +84,7 @@ def helpers_of(places: Iterable[Place]) -> dict[str, frozenset[str]]:
     does: dict[str, set[str]] = {}
     for place in places:
         function = place.function
-        if place.turned and isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if place.turned and isinstance(function, Definition):
             static = any(
                 isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list
             )
@@ -132,7 +125,7 @@ def _changes_given(place: Place) -> bool:
     """Whether a statement changes the weight, not the gradient, that its function was given."""
     change, statement = changed(place.statement), place.statement
     targets = [change[0]] if change else statement.targets if isinstance(statement, ast.Assign) else []
-    held = [names(ast.walk(target)) for target in targets]
+    held = map(names_in, targets)
     return any(each & place.turned - place.gradients and not each & GRADIENTS for each in held)
 
 
@@ -140,11 +133,8 @@ def _sums_squares(nodes: list[ast.AST]) -> bool:
     """Whether a norm is taken, or squares are summed: `(g * g).sum()`, `g.pow(2).sum()`."""
     used = names(nodes)
     squares = any(
-        isinstance(node, ast.BinOp)
-        and (
-            isinstance(node.op, ast.Pow)
-            or (isinstance(node.op, ast.Mult) and ast.dump(node.left) == ast.dump(node.right))
-        )
+        is_operation(node, ast.Pow)
+        or (is_operation(node, ast.Mult) and ast.dump(node.left) == ast.dump(node.right))
         for node in nodes
     )
     return bool(used & NORMS) or ("sum" in used and (squares or bool(used & SQUARES)))
@@ -155,11 +145,11 @@ def _limits(place: Place) -> bool:
     scales it there by its norm: `g.clamp_(-c, c)`."""
     statement = place.statement
     value = statement.value if isinstance(statement, (ast.Expr, ast.Return)) else None
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CLAMPS:
+    if is_call(value, CLAMPS) and isinstance(value.func, ast.Attribute):
         of_torch = callee(value)[1] == "torch"
         operands = value.args[:1] if of_torch else [value.func.value]
         return any(is_gradient(each, place) for each in operands)
-    return any(names(ast.walk(factor)) & place.norms for factor in _new_gradients(place))
+    return any(names_in(factor) & place.norms for factor in _new_gradients(place))
 
 
 def _makes_anew(place: Place) -> bool:
@@ -173,14 +163,12 @@ def _makes_anew(place: Place) -> bool:
         made, (ast.ListComp, ast.GeneratorExp, ast.DictComp)
     ):
         return False
-    turned = names(node for each in made.generators for node in ast.walk(each.target))
-    goes_over = names(node for each in made.generators for node in ast.walk(each.iter))
-    value = made.value if isinstance(made, ast.DictComp) else made.elt
-    while (
-        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in KEEPS
-    ):
+    turned = names_in(*(each.target for each in made.generators))
+    goes_over = names_in(*(each.iter for each in made.generators))
+    value = element_of(made)
+    while is_call(value, KEEPS) and isinstance(value.func, ast.Attribute):
         value = value.func.value
-    if not isinstance(value, ast.BinOp) or not isinstance(value.op, (ast.Add, ast.Sub)):
+    if not is_operation(value, ast.Add, ast.Sub):
         return False
     old = data_of(value.left)
     return (
@@ -188,7 +176,7 @@ def _makes_anew(place: Place) -> bool:
         and old.id in turned
         and bool(names(statement.targets) & goes_over)
         and (
-            bool(names(ast.walk(made)) & place.gradients)
+            bool(names_in(made) & place.gradients)
             or any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(made))
         )
     )
@@ -213,14 +201,12 @@ def serves_average(place: Place) -> bool:
     statement, around = place.statement, place.loops[0] if place.loops else place.function
     if any(isinstance(loop, ast.For) and _turn_does(EMA, place, (loop,)) for loop in (statement, around)):
         return True
-    calls = [call for call in calls_of(statement) if callee(call)[0] in STATES]
+    calls = [call for call in calls_of(statement) if is_call(call, STATES)]
     if not calls or around is None:
         return False
-    states = writes(statement) | names(
-        node for call in calls for arg in given_to(call) for node in ast.walk(arg)
-    )
+    states = writes(statement) | names_in(*(given for call in calls for given in given_to(call)))
     beside = [loop for loop in ast.walk(around) if isinstance(loop, ast.For) and loop is not around]
-    return any(states & names(ast.walk(loop)) and _turn_does(EMA, place, (loop,)) for loop in beside)
+    return any(states & names_in(loop) and _turn_does(EMA, place, (loop,)) for loop in beside)
 
 
 def serves_update(place: Place, nodes: list[ast.AST]) -> bool:
@@ -232,10 +218,10 @@ def serves_update(place: Place, nodes: list[ast.AST]) -> bool:
         return False
     calls = (node for node in nodes if isinstance(node, ast.Call))
     if not all(
-        is_elementwise(call) or callee(call)[0] in BESIDE or callee(call)[1] == "math" for call in calls
+        is_elementwise(each) or is_call(each, BESIDE) or callee(each)[1] == "math" for each in calls
     ):
         return False
-    over = names(ast.walk(loop.iter)) & (OVER_WEIGHTS | place.weights | place.gradients)
+    over = names_in(loop.iter) & (OVER_WEIGHTS | place.weights | place.gradients)
     groups = any(
         isinstance(each, ast.Subscript) and key_of(each) == "params" for each in ast.walk(loop.iter)
     )
@@ -267,13 +253,13 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def of_lists(call: ast.Call, place: Place) -> Iterator[str]:
     """Yields what a call of torch's does to all weights or gradients of lists,
     `torch._foreach_lerp_(averages, weights, r)`; of any other lists, that it is one call."""
-    name = callee(call)[0]
+    name = last_name(call.func)
     if not name.startswith("_foreach_") or not call.args or not takes_lists(call):
         return
     yield WHOLE
     does = words(name)
-    used = names(node for arg in (*call.args, *call.keywords) for node in ast.walk(arg))
-    held = [bool(names(ast.walk(arg)) & (OVER_WEIGHTS | place.weights)) for arg in call.args]
+    used = names_in(*given_to(call))
+    held = [bool(names_in(arg) & (OVER_WEIGHTS | place.weights)) for arg in call.args]
     if used & place.gradients or words_of(used) & GRADIENTS:
         if "norm" in does or (does & {"mul", "div"} and _by_norms(used, place)):
             yield CLIP
@@ -294,9 +280,7 @@ def _by_norms(used: set[str], place: Place) -> bool:
 def _clips(place: Place) -> bool:
     """Whether a statement limits a gradient, or scales it by a norm, in its own place."""
     return any(
-        (isinstance(value, ast.Call) and callee(value)[0] in CLAMPS)
-        or _by_norms(names(ast.walk(value)), place)
-        for value in _new_gradients(place)
+        is_call(value, CLAMPS) or _by_norms(names_in(value), place) for value in _new_gradients(place)
     )
 
 
@@ -314,16 +298,13 @@ def _new_gradients(place: Place) -> Iterator[ast.expr]:
         made = [value.body if isinstance(value, ast.Lambda) else value]  # what `make_clip(1.0)` returns
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
-        if callee(call)[0] in HOOKS:
+        if is_call(call, HOOKS):
             made = [arg.body for arg in call.args if isinstance(arg, ast.Lambda)]
         elif isinstance(call.func, ast.Attribute) and is_gradient(call.func.value, place):
             made = [*call.args[:1]] if call.func.attr == "copy_" else []
             yield from call.args[:1] if call.func.attr in SCALES else ()
     for value in made:
-        multiplies = isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Mult, ast.Div))
-        if value is not None and (
-            multiplies or (isinstance(value, ast.Call) and callee(value)[0] in SCALED)
-        ):
+        if is_operation(value, ast.Mult, ast.Div) or is_call(value, SCALED):
             yield value
 
 
@@ -336,10 +317,7 @@ def _projects(place: Place) -> bool:
     if change is None or not isinstance(change[1], (ast.Add, ast.Sub)):
         return False
     target, _, by = change
-    is_gradient = names(ast.walk(target)) & GRADIENTS
-    is_turn = isinstance(data_of(target), ast.Name) and names([data_of(target)]) & turns(place)
-    return bool(is_gradient or is_turn) and any(
-        isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div))
-        for value in by
-        for node in ast.walk(value)
+    of_turn = isinstance(data_of(target), ast.Name) and names([data_of(target)]) & turns(place)
+    return bool(names_in(target) & GRADIENTS or of_turn) and any(
+        is_operation(node, ast.Mult, ast.Div) for value in by for node in ast.walk(value)
     )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from diagnose.source.calling import callee, is_call, keyword_of
+from diagnose.source.kinds import ForLoop
+from diagnose.source.names import last_name, names, names_in
+from diagnose.source.place import Place
 from diagnose.source.reads_writes import key_of
-from diagnose.source.statements import Place, callee, names
 from diagnose.source.weight_words import ASKED, OVER_WEIGHTS, PASS_ON
 
 WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
@@ -16,7 +19,7 @@ WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
 def sources(place: Place, nodes: list[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yields the variables of the loops around and in a statement, and what each goes over."""
     for statement in (*place.loops, place.statement):
-        if isinstance(statement, (ast.For, ast.AsyncFor)):
+        if isinstance(statement, ForLoop):
             yield statement.target, statement.iter
     for node in nodes:
         if isinstance(node, ast.comprehension):
@@ -25,25 +28,21 @@ def sources(place: Place, nodes: list[ast.AST]) -> Iterator[tuple[ast.expr, ast.
 
 def turns(place: Place) -> set[str]:
     """Returns the variables of the loops around a statement."""
-    return names(
-        node for loop in place.loops if not isinstance(loop, ast.While) for node in ast.walk(loop.target)
-    )
+    return names_in(*(loop.target for loop in place.loops if isinstance(loop, ForLoop)))
 
 
 def in_pairs(place: Place, nodes: list[ast.AST]) -> bool:
     """Whether something is done to two of the weights that a `zip` goes over, turn by turn."""
     used = names(nodes)
     for target, source in sources(place, nodes):
-        if isinstance(source, ast.Call) and callee(source)[0] == "enumerate" and source.args:
+        if is_call(source, {"enumerate"}) and source.args:
             source = source.args[0]
             target = target.elts[-1] if isinstance(target, ast.Tuple) else target
         if not isinstance(source, ast.Call) or callee(source) != ("zip", "") or len(source.args) < 2:
             continue
-        if not names(ast.walk(source)) & (OVER_WEIGHTS | place.weights) or not isinstance(
-            target, ast.Tuple
-        ):
+        if not isinstance(target, ast.Tuple) or not names_in(source) & (OVER_WEIGHTS | place.weights):
             continue
-        if sum(bool(names(ast.walk(each)) & used) for each in target.elts) >= 2:
+        if sum(bool(names_in(each) & used) for each in target.elts) >= 2:
             return True
     return False
 
@@ -52,25 +51,24 @@ def clips_one(call: ast.Call, place: Place) -> bool:
     """Whether torch is asked to clip the gradient of one weight after the other: `clip_grad_norm_(p, 1.0)`
     in a loop over the weights, not over lists of them; or `clip_grad_norm_([p], 1.0)`. Where a name may
     hold such lists, `p` is one weight if its gradient is asked for."""
-    named = [keyword.value for keyword in call.keywords if keyword.arg == "parameters"]
-    given = next(iter((*call.args, *named)), None)
+    given = call.args[0] if call.args else keyword_of(call, "parameters")
     alone = isinstance(given, (ast.List, ast.Tuple)) and len(given.elts) == 1
     if isinstance(given, (ast.List, ast.Tuple)) and alone:
         given = given.elts[0]
-    if not isinstance(given, ast.Name) or not callee(call)[0].startswith("clip_grad"):
+    if not isinstance(given, ast.Name) or not last_name(call.func).startswith("clip_grad"):
         return False
     if given.id in place.hooked:
         return True
     if given.id in place.turned and place.function is not None:
         return alone or _asks_gradient(place.function, given.id)
     for loop in place.loops:
-        if isinstance(loop, ast.While) or given.id not in names(ast.walk(loop.target)):
+        if isinstance(loop, ast.While) or given.id not in names_in(loop.target):
             continue
         over = loop.iter
-        while isinstance(over, ast.Call) and callee(over)[0] in PASS_ON and over.args:
+        while is_call(over, PASS_ON) and over.args:
             over = over.args[0]
         if isinstance(over, ast.Call):
-            return callee(over)[0] in ASKED
+            return is_call(over, ASKED)
         if isinstance(over, ast.Subscript):
             return key_of(over) == "params"
         if not names([over]) & (OVER_WEIGHTS | place.weights):

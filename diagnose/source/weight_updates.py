@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from diagnose.source.statements import Place, names, nodes_of
+from diagnose.source.calling import is_call
+from diagnose.source.names import names, names_in, variables
+from diagnose.source.place import Place
+from diagnose.source.statements import nodes_of
 from diagnose.source.weight_loops import WRITES, data_of, key, turns
 from diagnose.source.weight_words import GRADIENTS
 from diagnose.source.weights import turns_of
@@ -18,7 +21,7 @@ def updates(place: Place, nodes: list[ast.AST]) -> bool:
     """Whether a statement changes in place what a loop goes over, and not gradients: `p -= lr * p.grad`."""
     around = turns(place) | (place.turned - place.gradients)
     return any(
-        not names(ast.walk(each)) & GRADIENTS and (not isinstance(each, ast.Name) or each.id in around)
+        not names_in(each) & GRADIENTS and (not isinstance(each, ast.Name) or each.id in around)
         for each in _targets(place.statement, nodes)
     )
 
@@ -29,9 +32,9 @@ def _targets(statement: ast.stmt, nodes: list[ast.AST]) -> Iterator[ast.expr]:
         yield statement.target
     elif isinstance(statement, ast.Assign) and any(isinstance(node, ast.BinOp) for node in nodes):
         yield from (target for target in statement.targets if not isinstance(target, ast.Name))
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+    elif isinstance(statement, ast.Expr) and is_call(statement.value, CHANGES):
         function = statement.value.func
-        if isinstance(function, ast.Attribute) and function.attr in CHANGES:
+        if isinstance(function, ast.Attribute):
             yield function.value
 
 
@@ -52,10 +55,9 @@ def _moves_weight(place: Place) -> bool:
     gradient of, or goes over beside gradients."""
     inside = [node for loop in place.loops[:1] for node in ast.walk(loop)]
     asked = {
-        name
+        node.value.id
         for node in inside
         if isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.value, ast.Name)
-        for name in names([node.value])
     }
     changed_here = set(map(_root, _targets(place.statement, nodes_of(place.statement))))
     beside = (name for name in turns(place) - changed_here if not is_gradient(ast.Name(name), place))
@@ -85,16 +87,12 @@ def is_gradient(node: ast.expr, place: Place) -> bool:
         return False
     for turn, source in turns_of(place.loops[0]) if place.loops else ():
         if isinstance(turn, ast.Name) and turn.id == node.id:
-            return bool(names(ast.walk(source)) & (GRADIENTS | place.gradients))
+            return bool(names_in(source) & (GRADIENTS | place.gradients))
     return node.id in aliases(place) | (place.turned & place.gradients)
 
 
 def aliases(place: Place) -> set[str]:
     """Returns the names that get a gradient in each turn of the loop around a statement: `g`, of
     `g = p.grad`."""
-    return {
-        node.id
-        for loop in place.loops[:1]
-        for node in ast.walk(loop)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in place.gradients
-    }
+    nodes = (node for loop in place.loops[:1] for node in ast.walk(loop))
+    return variables(nodes, ast.Store) & place.gradients

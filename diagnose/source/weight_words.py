@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Literal
+
+from diagnose.source.kinds import Definition
 
 ASKED = {"parameters", "named_parameters", "state_dict"}
 """Methods of a model that give its weights."""
@@ -29,8 +30,7 @@ KEEPS = {"detach", "clone", "to", "cpu", "float", "double", "requires_grad_", "d
 RESHAPES = {"view", "reshape", "flatten", "ravel"}
 """What of a gradient is still one, besides."""
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-Scope = Function | None
+Scope = Definition | None
 """A function; `None` is what the whole file sees: names of the module, and attributes."""
 
 Kind = Literal["weights", "gradients"]

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
+from diagnose.source.calling import TRAINS, bound, called_in, callee, calls_in, is_call, keyword_of
 from diagnose.source.files import aliases_of, origin
+from diagnose.source.kinds import Definition, ForLoop, Function, Loop
+from diagnose.source.names import last_name, names, names_in, words_of
 from diagnose.source.reads_writes import grow, writes
-from diagnose.source.statements import Loop, bound, callee, names, nodes_of, statements_of, words_of
+from diagnose.source.statements import element_of, is_operation, nodes_of, statements_of, targets_of
 from diagnose.source.weight_functions import defined, hooked, scoped, turned
-from diagnose.source.weight_words import ASKED, GRADIENTS, KEEPS, PASS_ON, RESHAPES, Function, Kind, Scope
+from diagnose.source.weight_words import ASKED, GRADIENTS, KEEPS, PASS_ON, RESHAPES, Kind, Scope
 
 MEASURES = {"square", "pow", "sum"}
 """What is made of a gradient, besides its norm, by which it is clipped."""
@@ -24,32 +27,25 @@ GIVES_GRADIENTS = {
 }
 """Package and name of what returns gradients, or a function that does."""
 
-TRAINS = {"backward", "step"}
-"""Methods of a script that trains by them: what it asks `torch.autograd.grad` for serves a loss, as the
-slopes of an inner step do, or is not known."""
-
 
 class Weights:
-    """Answers which names hold weights.
-
-    Args:
-        tree: A parsed file.
-    """
+    """Answers which names of a file hold weights."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._held: dict[tuple[Scope, Kind], set[str]] = {}
         self._tree = tree
         self._aliases = aliases_of(tree)
-        self._hooked: dict[Function, str] = {}
-        self._norms: dict[ast.AST | None, frozenset[str]] = {}
+        self._hooked: dict[Definition, str] = {}
+        self._norms: dict[Function | None, frozenset[str]] = {}
         found = [
             (scope, node)
             for scope, node in scoped(tree)
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Call))
         ]
+        # Of a script that trains by methods, what it asks `torch.autograd.grad` for serves a loss, as the
+        # slopes of an inner step do, or is not known.
         self._is_functional = not any(
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TRAINS
-            for _, node in found
+            is_call(node, TRAINS) and isinstance(node.func, ast.Attribute) for _, node in found
         )
         functions = {
             inside if function.name == "__init__" else function.name: function
@@ -60,12 +56,11 @@ class Weights:
             before = self._count()
             for scope, node in found:
                 if isinstance(node, ast.Call):
-                    function = functions.get(callee(node)[0])
+                    function = functions.get(last_name(node.func))
                     if function is not None:
                         self._give(node, scope, function)
                 elif node.value is not None:
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    self._keep(targets, self._kind(node.value, scope), scope)
+                    self._keep(targets_of(node), self._kind(node.value, scope), scope)
             grew = self._count() > before
         self._find_hooks(functions)
         self._turned = turned(tree, self._kind)
@@ -75,54 +70,42 @@ class Weights:
         self._measuring = {
             function.name
             for function, given in self._turned.items()
-            if "gradients" in given.values() or (given and "grad" in names(ast.walk(function)))
-            if _measure({callee(node)[0] for node in ast.walk(function) if isinstance(node, ast.Call)})
+            if "gradients" in given.values() or (given and "grad" in names_in(function))
+            if _measure({last_name(call.func) for call in calls_in(function)})
         }
 
-    def of(self, function: ast.AST | None, kind: Kind = "weights") -> frozenset[str]:
-        """Returns the names and attributes that hold weights, or gradients, in a function.
-
-        Args:
-            function: `None` is the module.
-            kind: Which of the two.
-        """
-        own = self._held.get((function, kind), ()) if isinstance(function, Function) else ()
+    def of(self, function: Function | None, kind: Kind = "weights") -> frozenset[str]:
+        """Returns the names and attributes that hold weights, or gradients, in a function; `None` is the
+        module."""
+        own = self._held.get((function, kind), ()) if isinstance(function, Definition) else ()
         return frozenset(self._held.get((None, kind), set()).union(own))
 
-    def hooked(self, function: ast.AST | None) -> frozenset[str]:
+    def hooked(self, function: Function | None) -> frozenset[str]:
         """Returns the parameter of a function that a hook of each weight calls; nothing for any other."""
-        found = self._hooked.get(function) if isinstance(function, Function) else None
+        found = self._hooked.get(function) if isinstance(function, Definition) else None
         return frozenset((found,) if found else ())
 
-    def turned(self, function: ast.AST | None) -> frozenset[str]:
+    def turned(self, function: Function | None) -> frozenset[str]:
         """Returns the parameters of a function that loops over weights call with one, or its gradient,
         after the other, and nothing else in the file calls."""
-        return frozenset(self._turned.get(function, ()) if isinstance(function, Function) else ())
+        return frozenset(self._turned.get(function, ()) if isinstance(function, Definition) else ())
 
-    def norms(self, function: ast.AST | None) -> frozenset[str]:
-        """Returns the names that are made of norms of gradients in a function.
-
-        Args:
-            function: `None` is the module.
-        """
+    def norms(self, function: Function | None) -> frozenset[str]:
+        """Returns the names that are made of norms of gradients in a function; `None` is the module."""
         if function not in self._norms:
-            inside: Function | ast.Module | None = self._tree if function is None else None
-            inside = function if isinstance(function, Function) else inside
-            statements = list(statements_of(inside)) if inside is not None else []
+            statements = list(statements_of(self._tree if function is None else function))
             held: set[str] = set()
             gradients = self.of(function, "gradients")
             turns = {
                 name
                 for loop in statements
-                if isinstance(loop, (ast.For, ast.AsyncFor))
+                if isinstance(loop, ForLoop)
                 for turn, source in turns_of(loop)
-                if names(ast.walk(source)) & (GRADIENTS | gradients)
+                if names_in(source) & (GRADIENTS | gradients)
                 for name in names([turn])
             }
             for statement in statements:
-                nodes = nodes_of(statement)
-                used = names(nodes)
-                called = {callee(node)[0] for node in nodes if isinstance(node, ast.Call)}
+                used, called = names(nodes_of(statement)), called_in(statement)
                 measures = _measure(called)
                 of_gradients = words_of(used) & GRADIENTS or used & (gradients | turns)
                 if (measures and of_gradients) or called & self._measuring:
@@ -143,14 +126,14 @@ class Weights:
             elif kind and isinstance(target, ast.Name):
                 self._held.setdefault((scope, kind), set()).add(target.id)
 
-    def _give(self, call: ast.Call, scope: Scope, function: Function) -> None:
+    def _give(self, call: ast.Call, scope: Scope, function: Definition) -> None:
         """Takes in what a call gives to a function of the file."""
         for name, value in bound(call, function):
             kind = self._kind(value, scope)
             if kind:
                 self._held.setdefault((function, kind), set()).add(name)
 
-    def _find_hooks(self, functions: dict[str, Function]) -> None:
+    def _find_hooks(self, functions: dict[str, Definition]) -> None:
         """Finds the functions that hooks of all weights call: `for p in weights: p.register_hook(clip)`."""
         weights = set().union(*(held for (_, kind), held in self._held.items() if kind == "weights"))
         for function, parameter, method in hooked(self._tree, functions, weights):
@@ -163,7 +146,7 @@ class Weights:
         if isinstance(value, ast.Attribute) and value.attr in ("grad", "data"):
             return "gradients" if value.attr == "grad" else self._kind(value.value, scope)
         if isinstance(value, (ast.Name, ast.Attribute)):
-            name = value.id if isinstance(value, ast.Name) else value.attr
+            name = last_name(value)
             within = scope if isinstance(value, ast.Name) else None
             kinds: tuple[Kind, ...] = ("weights", "gradients")
             return next((kind for kind in kinds if name in self.of(within, kind)), None)
@@ -174,20 +157,17 @@ class Weights:
         if isinstance(value, ast.BinOp):
             return self._kind(value.left, scope) if isinstance(value.op, ast.Add) else None
         if isinstance(value, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):
-            made = list(ast.walk(value.value if isinstance(value, ast.DictComp) else value.elt))
-            if any(isinstance(node, ast.Call) and callee(node)[0] not in KEEPS for node in made):
+            made = list(ast.walk(element_of(value)))
+            if any(isinstance(node, ast.Call) and not is_call(node, KEEPS) for node in made):
                 return None
             kind = self._first((each.iter for each in value.generators), scope)
             if self._is_functional and kind == "gradients" and "grad" not in names(made):
                 # `[p - lr * g for p, g in zip(unknown, grads)]`
-                subtracts = any(
-                    isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) for node in made
-                )
-                return None if subtracts else kind
+                return None if any(is_operation(node, ast.Sub) for node in made) else kind
             return "gradients" if kind and "grad" in names(made) else kind
         if not isinstance(value, ast.Call):
             return None
-        name = callee(value)[0]
+        name = last_name(value.func)
         if name in ASKED:
             return "weights"
         if name in KEEPS | RESHAPES and isinstance(value.func, ast.Attribute):
@@ -204,7 +184,7 @@ class Weights:
     def _gives_gradients(self, call: ast.Call, scope: Scope) -> bool:
         """Whether a call returns gradients, or a function that does, in a script that trains by nothing
         else: `torch.autograd.grad(loss, params)`, `torch.func.grad(loss_of)(params, x)`."""
-        if not self._is_functional or any(keyword.arg == "create_graph" for keyword in call.keywords):
+        if not self._is_functional or keyword_of(call, "create_graph"):
             return False
         if origin(call, self._aliases) in GIVES_GRADIENTS:
             return True
@@ -238,6 +218,6 @@ def averaged_at_once(tree: ast.Module) -> frozenset[str]:
         name
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        if any(keyword.arg == "multi_avg_fn" for keyword in node.value.keywords)
+        if keyword_of(node.value, "multi_avg_fn")
         for name in names(node.targets)
     )

@@ -93,6 +93,7 @@ class Asking:
 
     def diagnose(self) -> Plan[None]:
         """Asks the rules, on rank 0 alone: its folder holds what all ranks of the machine have recorded."""
+        self.close()  # of one that a loss has cut short
         found: list[Lead] | None = []
         if self._world.ranks.rank == 0:
             self._diagnosis, found = self._world.diagnose(self._first), None

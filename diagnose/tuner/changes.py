@@ -21,11 +21,13 @@ class Changes:
     Attributes:
         kept: Those that helped, in the order in which they were put in.
         tried: Those under trial, likewise.
+        over: Names of those that were kept until there was nothing left that they worked on.
     """
 
     def __init__(self, world: World) -> None:
         self.kept: list[Installed] = []
         self.tried: list[Installed] = []
+        self.over: set[str] = set()
         self._world = world
 
     def install(self, name: str, action: Action, value: int | None) -> Installed:
@@ -91,6 +93,18 @@ class Changes:
         self.remove(*changes)
         for installed in changes:
             self._world.tell("dropped", {"action": installed.name, "reason": reason})
+
+    def let_go(self) -> None:
+        """Takes out what is over on every rank."""
+        hung = [each for each in self.kept if each.action.hangs_on]
+        if not hung:
+            return
+        told = self._world.ranks.exchange("what is over", [each.is_over() for each in hung])
+        over = [each for each, *on_ranks in zip(hung, *told, strict=True) if all(on_ranks)]
+        self.remove(*over)
+        for installed in over:
+            self.over.add(installed.name)
+            self._world.tell("over", {"action": installed.name})
 
     def in_force(self) -> list[str]:
         """Returns the names of the actions in force, tried ones among them."""

@@ -80,10 +80,10 @@ class Holding:
         if self._orders.reopened:
             return True
         yield from self.confirm()
-        while self._changes.kept or postponed:
-            self._course.enter("holding" if self._changes.kept else "waiting")
+        while self._changes.kept or self._changes.over or postponed:
             begun = self._course.step.number
             while self._course.step.number < begun + self._recheck_steps():
+                self._course.enter("holding" if self._changes.kept else "waiting")
                 yield from self._orders.let_pass(LOOK_STEPS, until_reopened=True)
                 self._loss.heed()
                 self._drop_what_must_go()
@@ -111,7 +111,8 @@ class Holding:
         return max(RECHECK_STEPS, round(self._lost / RECHECK_SHARE) if same else 0)
 
     def _drop_what_must_go(self) -> None:
-        """Undoes what has turned out not to be fit to stay."""
+        """Undoes what has nothing left to work on, or has turned out not to be fit to stay."""
+        self._changes.let_go()
         for installed in list(self._changes.kept):
             try:
                 refuse_to_stay(self._world, [installed])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from diagnose.actions.base import Action, CannotApply
@@ -57,6 +57,7 @@ class Installed:
         self._before = action.state(job)
         self._among = [weakref.ref(each) for each in (*job.models, *job.optimizers)]
         self._num_iterators = len(job.iterators)
+        self._hung_on = [_alive(job, kind) for kind in action.hangs_on]
         self._preparation = ExitStack()
         self._prepared: Any = self._preparation.enter_context(action.prepare(job, value))
         self._application = ExitStack()
@@ -67,8 +68,9 @@ class Installed:
         return [self.action, *(each.action for each in self.instead)]
 
     def context(self) -> AbstractContextManager[None]:
-        """Returns the change as a context, for whoever puts it in force and takes it back himself."""
-        return self.action.apply(self._job, self._prepared)
+        """Returns the change as a context, for whoever puts it in force and takes it back himself.
+        That does nothing once it is over: nobody has compared what else the script may train by now."""
+        return nullcontext() if self.is_over() else self.action.apply(self._job, self._prepared)
 
     def switch(self, on: bool) -> None:
         """Puts the action in force, or takes it back; nothing if it is so already.
@@ -93,6 +95,10 @@ class Installed:
                 self._application.close()
             for other in self.instead:
                 other.switch(True)
+
+    def is_over(self) -> bool:
+        """Whether nothing is left of what it was hung on: the script has done with that training."""
+        return any(hung and all(each() is None for each in hung) for hung in self._hung_on)
 
     def why_not_stay(self) -> str:
         """See `Action.why_not_stay`."""
@@ -125,3 +131,10 @@ class Installed:
         now = (*self._job.models, *self._job.optimizers)
         same = len(now) == len(self._among) and len(self._job.iterators) == self._num_iterators
         return same and all(then() is each for then, each in zip(self._among, now, strict=True))
+
+
+def _alive(job: Job, kind: str) -> list[weakref.ref[Any]]:
+    """References to the optimizers of a job, or to its models other than losses, which live on."""
+    if kind == "optimizers":
+        return list(map(weakref.ref, job.optimizers))
+    return [weakref.ref(model) for model in job.models if next(model.parameters(), None) is not None]

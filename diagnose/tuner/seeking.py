@@ -153,6 +153,8 @@ class Seeking:
         come, due = self._come(), self._asking.is_due()
         if due:
             self._too_dear.clear()
+            self.done -= self._changes.over  # another training may have begun
+            self._changes.over.clear()
         return due or come
 
     def _come(self) -> bool:

@@ -163,7 +163,13 @@ def best_of(world: World, choices: list[Installed], course: Course, usual_ns: fl
                 if choice not in totals:
                     continue
                 action, begun_ns, begun = choice.action, world.clock(), course.step.number
-                switch(world, [choice], True)
+                try:
+                    switch(world, [choice], True)
+                except CannotApply:
+                    if len(totals) == 1:
+                        raise
+                    del totals[choice]
+                    continue
                 yield from settle([choice])
                 length, period = action.window_steps, action.period_steps
                 seen = yield from window(world, length, period, usual_ns if may_end else 0.0)

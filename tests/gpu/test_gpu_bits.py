@@ -14,6 +14,7 @@ from tests import test_kernels_numerics as on_cpu
 from tests.emulated import EmulatedDevice
 from tests.emulated_table import EmulatedTable, Tensors, pair_of
 from tests.gpu.lined_up import brought_back, brought_to, table_over
+from tests.test_kernels_numerics_bits import GOLDEN, bits, exact_rows
 
 KERNELS = on_cpu.KERNELS
 PAIR_IDS = on_cpu.PAIR_IDS
@@ -22,22 +23,22 @@ PAIR_IDS = on_cpu.PAIR_IDS
 def stepped(place: torch.device, name: str, *, offset: int = 0, **defines: int) -> str:
     """The bits after two steps on a device, of the rows whose hash is written down."""
     kernel = KERNELS[name]
-    rows = brought_to(place, on_cpu.exact_rows(kernel, offset=offset))
+    rows = brought_to(place, exact_rows(kernel, offset=offset))
     table = table_over(rows, [on_cpu.group_of(on_cpu.settings_of(kernel))], seed=42)
     for _ in range(2):
         for entry in kernel.entries:
             table.run(kernel.name, entry, defines, clip_epsilon=1e-6, max_norm=1.0)
-    return on_cpu.bits(brought_back(rows))
+    return bits(brought_back(rows))
 
 
 @pytest.mark.parametrize("name", on_cpu.UPDATES)
 def test_the_bits_are_those_written_down_for_the_cpu(name: str, place: torch.device) -> None:
-    assert stepped(place, name) == on_cpu.GOLDEN[name]
+    assert stepped(place, name) == GOLDEN[name]
 
 
 @pytest.mark.parametrize("name", on_cpu.UPDATES)
 def test_alignment_changes_no_bit(name: str, place: torch.device) -> None:
-    assert {stepped(place, name, offset=offset) for offset in (1, 3)} == {on_cpu.GOLDEN[name]}
+    assert {stepped(place, name, offset=offset) for offset in (1, 3)} == {GOLDEN[name]}
 
 
 def both(

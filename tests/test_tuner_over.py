@@ -1,0 +1,124 @@
+"""What has nothing left to work on, as the script is done with that training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from torch import nn
+
+from diagnose.actions.base import CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Outcome
+from diagnose.report._tuning_words import verdict
+from diagnose.tuner.controller import Controller
+from tests.simulated_job import Change, Found, Machine, controller, train
+from tests.test_tuner_commands import told_by
+
+
+class Hung(Change):
+    """A change that is hung on models."""
+
+    hangs_on: ClassVar[tuple[str, ...]] = ("models",)
+
+
+def holding(machine: Machine, *actions: Change) -> tuple[Controller, list[nn.Module]]:
+    """A job of one model whose changes are kept and confirmed."""
+    control = controller(machine, actions)
+    models = control._world.job.models = [nn.Linear(2, 1)]
+    while control.state != "holding":
+        train(machine, control, 1)
+    return control, models
+
+
+def kinds(machine: Machine) -> list[str]:
+    return [kind for kind, _ in machine.told]
+
+
+def test_it_is_taken_out_and_the_others_stay():
+    machine = Machine(seed=2)
+    control, models = holding(
+        machine, Hung(machine, "hung", factor=0.6), Change(machine, "fine", factor=0.6)
+    )
+    train(machine, control, 150)
+    assert set(machine.factors) == {"hung", "fine"}
+    models.clear()
+    train(machine, control, 150)
+    assert set(machine.factors) == {"fine"}
+    assert machine.last("over") == {"action": "hung"}
+    assert "dropped" not in kinds(machine)
+    assert control.state == "holding"
+
+
+def test_the_report_goes_on_telling_what_it_won():
+    machine = Machine(seed=2)
+    control, models = holding(machine, Hung(machine, "hung", factor=0.6))
+    before = verdict(told_by(machine))
+    assert before.endswith("with 1 fix, confirmed on against off")
+    models.clear()
+    train(machine, control, 2000)
+    control.finish()
+    tuning = told_by(machine)
+    assert verdict(tuning) == before
+    assert [trial.action for trial in tuning.kept] == ["hung"]
+    assert tuning.dropped == {} and tuning.rechecks == ()
+    holds = [detail["state"] for kind, detail in machine.told if kind == "tuning"]
+    assert holds.index("waiting") > holds.index("holding"), "the steps that follow are untuned"
+
+
+def test_it_is_tried_again_on_what_is_trained_next_when_the_rules_are_asked_again():
+    machine = Machine(seed=2)
+    control, models = holding(machine, Hung(machine, "hung", factor=0.6))
+    models.clear()
+    train(machine, control, 150)
+    assert machine.factors == {}
+    models.append(nn.Linear(2, 1))
+    train(machine, control, 6000)
+    assert machine.factors == {"hung": 0.6}
+    outcomes = [trial["outcome"] for trial in machine.trials()]
+    assert outcomes == [Outcome.KEPT.value] * 2
+
+
+def test_while_it_is_measured_it_is_not_put_on_what_is_trained_by_then():
+    machine = Machine(seed=2)
+    control = controller(machine, [Hung(machine, "hung", factor=0.6)])
+    models = control._world.job.models = [nn.Linear(2, 1)]
+    while control.state != "confirming":
+        train(machine, control, 1)
+    assert machine.factors == {}
+    models[:] = [nn.Linear(2, 1)]
+    for _ in range(1500):
+        train(machine, control, 1)
+        assert machine.factors == {}
+    assert not [detail for kind, detail in machine.told if kind == "tuning_error"]
+
+
+def test_a_setting_that_cannot_be_put_in_force_leaves_the_others():
+    class Fussy(Change):
+        @contextmanager
+        def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+            if prepared == 2:
+                raise CannotApply("two are one too many")
+            with super().apply(job, prepared):
+                yield
+
+    machine = Machine(seed=2)
+    action = Fussy(machine, "fussy", choices=(1, 2, 3), factor_of={1: 0.9, 3: 0.5})
+    control = controller(machine, [action])
+    train(machine, control, 1500)
+    (trial,) = machine.trials()
+    assert (trial["outcome"], trial["value"]) == ("kept", 3)
+
+
+def test_a_diagnosis_that_a_loss_has_cut_short_is_given_up_before_the_next():
+    class Closed(Found):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    control = controller(Machine(), [])
+    cut_short = control._asking._diagnosis = Closed([])
+    next(control._asking.diagnose())
+    assert cut_short.closed
