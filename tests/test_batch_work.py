@@ -224,3 +224,29 @@ IN_MEMORY = Script(
 )
 def test_a_batch_comes_with_its_targets_or_is_what_the_model_gets_where_a_line_is_left_out(line, works):
     assert IN_MEMORY.roles.works_on_batch(IN_MEMORY.stack(line), AFTER_OPTIMIZER) is works
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("train(np.load(path), kinds)", "x = torch.from_numpy"),
+        ("train(*get_data())", "x = torch.from_numpy"),
+        ("train(parse_args(), kinds)", "x = torch.from_numpy"),
+    ],
+)
+def test_what_a_training_loop_is_given_once_is_no_batch_in_hand(call: str, line: str):
+    script = Script(
+        f"""
+        def train(frames, kinds):
+            for step in range(100):
+                rows = torch.randint(len(frames), (32,))
+                x = torch.from_numpy(frames[rows])
+                loss = criterion(model(x), kinds[rows])
+                loss.backward()
+
+        {call}
+        """,
+        [("criterion(model", "forward"), ("loss.backward", "backward")],
+        inside=[("forward", "criterion(model", call), ("backward", "loss.backward", call)],
+    )
+    assert not script.roles.works_on_batch(script.stack(line, call), AFTER_OPTIMIZER)

@@ -13,7 +13,8 @@ from diagnose.kernels._table import Table
 from torch.nn.utils import clip_grad_norm_
 
 from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
-from tests.test_kernels_table import adamw, assert_same_as_torch, copies, like, many
+from tests.test_kernels_table import adamw, assert_same_as_torch
+from tests.test_kernels_table_written import copies, like, many
 
 GROUP_WORDS = 8
 

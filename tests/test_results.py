@@ -333,6 +333,7 @@ class Balance:
         self.lean, self.seen = [0.0] * 9, 0
 
     def weights(self, cells):
+        self.seen += len(cells)
         return torch.tensor([1 + self.lean[cell] for cell in cells])
 
     def update(self, cells, gaps):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,8 +101,7 @@ def test_a_slow_collate_function_without_workers_is_named(tmp_path):
 
 def test_a_collate_function_that_lets_other_threads_compute_is_named(tmp_path):
     """As tokenizers do, in threads of their own. It is no wait for a disk or a network."""
-    loader = DataLoader(Rows(160, 0.5), batch_size=4, collate_fn=pooled_collate)
-    found, run = names(tmp_path / "run", loader)
+    found, run = names(tmp_path, Rows(160, 0.5), collate_fn=pooled_collate)
     assert found == ["slow-collate"]
     assert run.input.collate_cpu_share is not None and run.input.collate_cpu_share > 0.7
 
@@ -110,6 +111,23 @@ def test_a_collate_function_that_waits_has_the_fault_of_a_dataset_that_does(tmp_
     found, run = names(tmp_path, Rows(160, 0.5), collate_fn=waiting_collate)
     assert found == ["serial-loading"]
     assert run.input.collate_cpu_share is not None and run.input.collate_cpu_share < 0.2
+
+
+def test_a_thread_that_computes_all_the_time_makes_no_collate_function_compute_that_waits(tmp_path):
+    over = threading.Event()
+    beside = threading.Thread(target=lambda: [hash_much() for _ in iter(over.is_set, True)])
+    beside.start()
+    try:
+        _, run = names(tmp_path, Rows(160, 2), collate_fn=waiting_collate)
+    finally:
+        over.set()
+        beside.join()
+    assert run.input.collate_cpu_share is not None and run.input.collate_cpu_share < 0.5
+
+
+def hash_much() -> bytes:
+    """Computes without holding up other threads of Python's."""
+    return hashlib.sha256(bytes(1 << 20)).digest()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from diagnose.hooks._frames import value_of
 from diagnose.launch import steps_left as module
 from diagnose.launch.steps_left import Progress, _loops, _part_done
 
@@ -169,3 +172,22 @@ def test_steps_of_a_loop_before_are_none_of_the_present_ones(tmp_path, source):
 
     exec(compile(source, str(path), "exec"), {"look": look})
     assert seen == {1000: 4000, 5020: None, 5050: 450, 5400: 100}
+
+
+class Loop:
+    def run(self, ask: Callable[[], Any]) -> tuple[Any, Any]:
+        held = Kept()
+        gone, found = weakref.ref(held), ask()
+        del held
+        gc.collect()
+        return found, gone()
+
+
+class Kept:
+    pass
+
+
+def test_looking_a_name_up_in_a_running_function_keeps_nothing_of_what_that_holds():
+    loop = Loop()
+    assert loop.run(lambda: value_of(sys._getframe(1), "self")) == (loop, None)
+    assert loop.run(lambda: value_of(sys._getframe(1), "found")) == (None, None)

@@ -42,6 +42,8 @@ class Shots:
         image = self.shade(image)
         image = np.roll(image, 3)
         image = self.of(row, image)
+        image = np.asarray(image)
+        image = self.mosaic(image, self.load(7))
         return image
 
     def read(self, row):
@@ -81,6 +83,7 @@ SHOTS = "Shots.__getitem__"
         [(95, "to_spectrogram"), (21, SOUNDS)],
         [(99, "Shots.shade"), (31, SHOTS)],
         [(32, SHOTS)],
+        [(97, "Shots.mosaic"), (35, SHOTS)],
     ],
 )
 def test_a_transform_is_called_as_an_object_or_by_such_a_name_and_has_all_that_it_calls(stack):
@@ -105,7 +108,10 @@ def test_a_transform_is_called_as_an_object_or_by_such_a_name_and_has_all_that_i
         [(98, "resolved"), (29, SHOTS)],
         [(30, SHOTS)],
         [(97, "Shots.of"), (33, SHOTS)],
-        [(99, "Shots.shade"), (37, "Shots.read"), (33, SHOTS)],
+        [(34, SHOTS)],
+        [(35, SHOTS)],
+        [(98, "Shots.load"), (35, SHOTS)],
+        [(99, "Shots.shade"), (39, "Shots.read"), (33, SHOTS)],
     ],
 )
 def test_what_gets_a_sample_or_is_the_datasets_own_is_none(stack):

@@ -157,6 +157,8 @@ def deep_window_of(log: RankLog) -> DeepWindow | None:
     name = _settings(log).get("name") or log.meta.get("device_name") or "cpu"
     return replace(
         newest,
+        # The run may have ended meanwhile.
+        left_out=min(newest.left_out, len(log.steps) + 1 - newest.first_step),
         trace=_with_lines(trace, counted),
         rates=read_rates(str(name), counted.dtype if counted else ""),
         counted=replace(counted, work=()) if counted is not None and uncounted else counted,

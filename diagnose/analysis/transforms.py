@@ -39,6 +39,12 @@ CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 IN_PLACE = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*[\w.]*?(\w+)\(\s*\1\b")
 """A line that gives a name what a call makes of it: the name, and that of what is called."""
 
+TAKES = {
+    *("array", "as", "asarray", "ascontiguousarray", "bytes", "convert", "copy", "crop", "cut", "dict"),
+    *("from", "int", "list", "str", "tensor", "tuple"),
+}
+"""Words of what only hands a sample on, or cuts it out; in the first line that does so Pillow decodes."""
+
 NO_SAMPLES = {"file", "idx", "index", "key", "name", "number", "path", "url"}
 """Words of what a sample is asked for by."""
 
@@ -98,7 +104,7 @@ def _is_transform(inner: Frame | None, frame: Frame, sources: Sources) -> bool:
     text = sources.line(file, line)
     changed = IN_PLACE.match(text) if own == "__getitem__" else None
     if changed is not None and not words(changed[1]) & NO_SAMPLES:
-        return not words(changed[2]) & (READS | GETS | UNPACKS)
+        return _is_in_place(changed[2], inner, text)
     called = CALLED.findall(text)
     if not any(words(name) & WORDS for name in called):
         return False
@@ -106,3 +112,15 @@ def _is_transform(inner: Frame | None, frame: Frame, sources: Sources) -> bool:
         return not any(words(name) & READS for name in called)
     # Who is called by its own name is judged by that; a transform is often called by another.
     return inner[2].rpartition(".")[2] not in (*called, *NOT_CALLED)
+
+
+def _is_in_place(name: str, inner: Frame | None, text: str) -> bool:
+    """Whether a line that gives a sample what a call makes of it transforms it there, by the name of what
+    is called: not where something else that the line calls reads another sample."""
+    if words(name) & (READS | GETS | UNPACKS | TAKES):
+        return False
+    called = CALLED.findall(text)
+    if inner is None:
+        return not any(words(each) & READS for each in called)
+    within = inner[2].rpartition(".")[2]
+    return within == name or within not in (*called, *NOT_CALLED)

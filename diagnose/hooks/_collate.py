@@ -18,6 +18,9 @@ HELPED = 0.5
 """Part of collating, from which on the time that other threads are on a CPU is that of a pool which
 collates: our own take less, and so do torch's that still spin after an operation."""
 
+FETCHED_NS = 1_000_000
+"""Fetching that is shorter does not tell what other threads do beside it."""
+
 
 class CollateClock:
     """Puts itself in the place of one fetcher's `collate_fn` for one batch at a time.
@@ -31,7 +34,7 @@ class CollateClock:
         self._clock, self._counters = recorder.clock, recorder.feed.counters
         self._fetcher: Any = None
         self._collate_fn: Any = None
-        self._asked_ns = 0
+        self._asked_ns = self._others_ns = 0
         self._read: tuple[int, int] | None = None
         self._timed = hidden(self._wrapper())
 
@@ -45,6 +48,7 @@ class CollateClock:
         self._read = None if (self._counters["collates"] + 1) % READ_EVERY else read_so_far()
         self._fetcher, self._collate_fn = fetcher, fetcher.collate_fn
         fetcher.collate_fn = self._timed
+        self._others_ns = process_time_ns() - thread_time_ns()
         self._asked_ns = self._clock()
 
     def end(self, batch: Any = None) -> None:
@@ -80,6 +84,8 @@ class CollateClock:
             if getattr(self._fetcher, "auto_collation", False) and args and isinstance(args[0], list):
                 counters["collated_samples"] += len(args[0])
             begun, begun_cpu_ns, begun_all_ns = clock(), thread_time_ns(), process_time_ns()
+            # CPUs that other threads were on anyway, while the samples were fetched.
+            busy = (begun_all_ns - begun_cpu_ns - self._others_ns) / max(1, begun - self._asked_ns)
             try:
                 batch = collate_fn(*args, **kwargs)
             except BaseException as error:
@@ -88,6 +94,8 @@ class CollateClock:
             counters["collates"] += 1
             elapsed_ns, cpu_ns = clock() - begun, thread_time_ns() - begun_cpu_ns
             others_ns = process_time_ns() - begun_all_ns - cpu_ns
+            if begun - self._asked_ns >= FETCHED_NS:
+                others_ns -= int(busy * elapsed_ns)
             counters["collate_ns"] += elapsed_ns
             counters["collate_cpu_ns"] += cpu_ns
             if others_ns >= HELPED * elapsed_ns:

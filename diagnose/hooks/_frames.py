@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import inspect
 import os
 import sys
 import sysconfig
@@ -19,6 +20,9 @@ MAX_FRAMES = 8
 INTERNAL, LIBRARY, USER, OUTERMOST = 0, 1, 2, 3
 """Whose code a frame runs: Python's, torch's or ours; another installed package's; the user's. That of the
 last is ours, and what called it is left out: see `end_stacks_at`."""
+
+LOOKS_AT_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe"})
+"""A function that uses one of these may hold the dictionary of its own names."""
 
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _PYTHONS = tuple(
@@ -150,3 +154,26 @@ def resolve(code_id: int, instruction: int) -> tuple[str, int, str]:
     name = getattr(code, "co_qualname", code.co_name)  # Python 3.11
     file = code.co_filename
     return file if file.startswith("<") else os.path.abspath(file), line, name
+
+
+def value_of(frame: FrameType, name: str) -> Any:
+    """Returns what a name stands for in a frame; `None` for one that is not bound, or not looked at.
+
+    Before Python 3.13 a function's `f_locals` is one dictionary, that keeps what it held, and that the
+    function's own `locals()` returns: it is emptied again, and not looked at where that may be in use.
+    """
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED or name not in (
+        *code.co_varnames,
+        *code.co_cellvars,
+        *code.co_freevars,
+    ):
+        return frame.f_globals.get(name)
+    if sys.version_info >= (3, 13):
+        return frame.f_locals.get(name)
+    if sys.gettrace() is not None or not LOOKS_AT_LOCALS.isdisjoint(code.co_names):
+        return None
+    held = frame.f_locals
+    value = held.get(name)
+    held.clear()
+    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import FunctionType
@@ -340,7 +340,18 @@ class _Search:
             return False
         if not self._recorder.on_training_thread() or not self._is_grad_enabled() or self._is_traced():
             return False
-        return not any(tensor.requires_grad for tensor in tensors_in((args[1:], kwargs)))
+        # Reading values of a mapping of the script's own may do anything, and this is its step.
+        given = [
+            each
+            for each in (*args[1:], *kwargs.values())
+            if not isinstance(each, Mapping) or type(each) is dict
+        ]
+        try:
+            return not any(tensor.requires_grad for tensor in tensors_in(given))
+        except Exception:  # noqa: BLE001 (what is nested in lists may be of any kind)
+            self._recorder.broke(self._prepares_again)
+            self._preparing.pop(id(args[0]), None)
+            return False
 
     def _is_traced(self) -> bool:
         """Whether this call only writes down a graph, for `torch.export`, `torch.jit.trace` or `torch.fx`.

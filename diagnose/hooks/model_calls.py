@@ -15,7 +15,7 @@ import torch
 
 from diagnose.hooks._batch import first_tensor
 from diagnose.hooks._contents import MOST_KEPT, MOST_ROWS, Contents, Key, contents_of
-from diagnose.hooks._frames import USER, owner, resolve, user_frame
+from diagnose.hooks._frames import USER, owner, resolve, user_frame, value_of
 from diagnose.hooks._looks import added
 from diagnose.hooks._padding import MaskedPadding, Padding, padding_beside, padding_in, tensors_in
 from diagnose.hooks._recorder import Recorder
@@ -284,7 +284,8 @@ class _Look:
         frame = sys._getframe(1)
         while frame is not None and owner(frame.f_code) != USER:
             frame = frame.f_back  # type: ignore[assignment]
-        model = frame.f_locals.get("self") if frame is not None else None
+        is_method = frame is not None and frame.f_code.co_varnames[:1] == ("self",)
+        model = value_of(frame, "self") if is_method else None
         return id(model) if id(model) in self._recorder.met.models else 0
 
     def _count(self, how: str, call: Call) -> None:

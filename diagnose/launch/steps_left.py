@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import linecache
-import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from diagnose.hooks._frames import USER, owner
+from diagnose.hooks._frames import USER, owner, value_of
 
 WRAPPERS = ("enumerate", "tqdm")
 """Calls that go through their first argument."""
 
 RANGES = ("range", "trange")
-
-LOOKS_AT_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe"})
-"""A function that uses one of these may hold the dictionary of its own names."""
 
 Loops = tuple[ast.For | ast.AsyncFor | ast.While, ...]
 
@@ -155,35 +150,12 @@ def _called(node: ast.AST) -> str:
     return getattr(node.func, "id", getattr(node.func, "attr", ""))
 
 
-def _named(frame: FrameType, name: str) -> Any:
-    """Returns what a name stands for.
-
-    Before Python 3.13 a function's `f_locals` is one dictionary, that keeps what it held, and that the
-    function's own `locals()` returns: it is emptied again, and not looked at where that may be in use.
-    """
-    code = frame.f_code
-    if not code.co_flags & inspect.CO_OPTIMIZED or name not in (
-        *code.co_varnames,
-        *code.co_cellvars,
-        *code.co_freevars,
-    ):
-        return frame.f_globals.get(name)
-    if sys.version_info >= (3, 13):
-        return frame.f_locals.get(name)
-    if sys.gettrace() is not None or not LOOKS_AT_LOCALS.isdisjoint(code.co_names):
-        return None
-    held = frame.f_locals
-    value = held.get(name)
-    held.clear()
-    return value
-
-
 def _value(frame: FrameType, node: ast.AST) -> Any:
     """Looks a number up; runs no code of the script's, such as properties."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
-        return _named(frame, node.id)
+        return value_of(frame, node.id)
     if isinstance(node, ast.Attribute):
         held = getattr(_value(frame, node.value), "__dict__", None)
         return held.get(node.attr) if isinstance(held, dict) else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 from statistics import median
 
 from diagnose.analysis.lateness import slower_in
 from diagnose.core.finding import Finding
+from diagnose.core.history import History, LateRanks
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
@@ -94,6 +96,11 @@ IN_BURSTS = {Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0, Phase.COMMUNICATION: 10.
 HARDLY_ANY = {Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0, Phase.COMMUNICATION: 28.0, Phase.OTHER: 2.0}
 ALSO_MUCH = {Phase.FORWARD: 20.0, Phase.BACKWARD: 46.0, Phase.COMMUNICATION: 26.0, Phase.OTHER: 8.0}
 NOW_AND_THEN = Program(meetings=meeting(28, 10, last=1, held_ms=18, share=0.55))
+NOT_LATE = (0.0, 0.0, 0.0, 0.0, 0.0)
+ONCE = History(
+    late=LateRanks(ranks=(0, 1), first=0, width=4, late_ns=(NOT_LATE, (2e6, 1e6, 90e6, 3e6, 2e6)))
+)
+EACH_TENTH = History(late=LateRanks(ranks=(0, 1), first=0, width=10, late_ns=(NOT_LATE, (20e6,) * 5)))
 OF_FIRST_NOW_AND_THEN = Program(meetings=meeting(10, 28, last=0, held_ms=18, share=0.55))
 IN_ALL = Program(gatherings=meeting(50, 10, last=1, held_ms=40))
 IN_ALL_ALIKE = Program(gatherings=meeting(50, 10, last=1, held_ms=40, share=0.6))
@@ -137,10 +144,12 @@ class ComputeStraggler(RankRule):
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=NOT_IN_DDP),
         ranks_example(HARDLY_ANY, IN_BURSTS, program=NOW_AND_THEN),
+        ranks_example(HARDLY_ANY, IN_BURSTS, program=NOW_AND_THEN, history=EACH_TENTH),
         ranks_example(READS_OR_FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD, working_ms=39.0),
         ranks_example(FILTERS_ALONE, WAITING, working_ms=39.0),
     )
     silent_on = (
+        ranks_example(HARDLY_ANY, IN_BURSTS, program=NOW_AND_THEN, history=ONCE),
         ranks_example(SLOW, SLOW),
         ranks_example(WAITING, WAITING, program=EVEN),
         ranks_example(WAITING, SLOW, program=BUSY),
@@ -244,6 +253,8 @@ class ComputeStraggler(RankRule):
         others_ns = median(each.own_ns(Phase.OTHER) for each in profile.ranks if each.rank != late.rank)
         if MUCH_LONGER * others_ns > late.late_ns or late.held_ns < MIN_HELD_SHARE * profile.step_time_ns:
             return None
+        if _is_once(profile, late.rank):
+            return None
         where = slower_in(profile.ranks, late.rank, late.phase)
         return Finding(
             rule=self.name,
@@ -260,6 +271,15 @@ class ComputeStraggler(RankRule):
             fix=f"Find what rank {late.rank} alone does every so many steps.",
             ranks=late.ranks,
         )
+
+
+def _is_once(profile: Profile, rank: int) -> bool:
+    """Whether a rank holds the others up in one stretch of the run for most of what it does so in all."""
+    late = profile.history.late if profile.history is not None else None
+    if late is None or rank not in late.ranks:
+        return False
+    held_ns = [ns for ns in late.late_ns[late.ranks.index(rank)] if not isnan(ns)]
+    return sum(held_ns) < 2.0 * max(held_ns, default=0.0)
 
 
 def _left_ns(profile: Profile, phase: Phase, longer_ns: float) -> float:

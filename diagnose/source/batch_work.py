@@ -208,7 +208,9 @@ class InHand:
             given: Whether heads of loops are left out in which no loader was seen: they may be of seeds.
         """
         blocks = self.part.blocks
-        if any(blocks.is_given(name, reader) for name in wanted.intersection(self._given)):
+        # In a loop that trains there is nothing new in each turn in what its function was given once.
+        is_step = self._loops.isdisjoint(blocks.loops(reader))
+        if is_step and any(blocks.is_given(name, reader) for name in wanted.intersection(self._given)):
             return True
         made = ((s, self.part.writes[id(s)]) for s in works)
         return any(

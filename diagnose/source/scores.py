@@ -9,10 +9,10 @@ from diagnose.core.phases import Phase
 from diagnose.source.calling import called_in, callee, calls_of, given_to, is_call
 from diagnose.source.dependencies import Dependencies, Found, Links
 from diagnose.source.effects import methods_called, rebased
-from diagnose.source.parts import Part
-from diagnose.source.reads_writes import closure, grow, key_of, reads, reads_in, writes
+from diagnose.source.parts import Anchors, Part
+from diagnose.source.reads_writes import closure, grow, key_of, reads_in, writes
 from diagnose.source.returned import WHOLE, Item, asked_of, given, items_of, lost_items, merged
-from diagnose.source.statements import expressions, header_lines, nodes_of, statements_of
+from diagnose.source.statements import expressions, header_lines, nodes_of
 
 ARITHMETIC = {"mean", "sum", "item", "detach", "float", "stack", "div", "mul", "add"}
 """Calls beside which a statement still only adds up terms of a loss."""
@@ -70,17 +70,16 @@ class Scores:
         return part.spread(held, aside), aside
 
     def _asked_by_loss(self) -> set[str]:
-        """Returns the attributes of other objects that methods read which the loss asks: `balance.lean`,
-        where it is weighted by `balance.weights(cells)`. What changes these serves the next loss."""
-        functions = self._part.effects.functions
+        """Returns the attributes of other objects of which methods make what the loss asks them for:
+        `balance.lean`, where it is weighted by `balance.weights(cells)`. What changes these serves the next
+        loss."""
+        effects = self._part.effects
+        called = {each for s, _ in self._found.for_loss for each in methods_called(s) if each[1] != "self"}
         return {
-            name
-            for statement, _ in self._found.for_loss
-            for called, base in methods_called(statement)
-            if base != "self"
-            for _, function in functions.get(called, ())
-            for each in statements_of(function)
-            for name in rebased(reads(each), base)
+            attribute
+            for name, base in called
+            for file, function in effects.functions.get(name, ())
+            for attribute in rebased(_made_of(Part(file, function, Anchors(), effects)), base)
         }
 
     def returned(self) -> set[str]:
@@ -227,6 +226,12 @@ def links_of(parts: Sequence[Part]) -> Links:
             break
         links = after
     return links
+
+
+def _made_of(part: Part) -> set[str]:
+    """Returns the names of which a function makes what it returns."""
+    returns = [s for s in part.statements if isinstance(s, ast.Return)]
+    return part.walk([(s, part.reads[id(s)]) for s in returns])[1]
 
 
 def uses_of(nodes: Sequence[ast.AST], name: str) -> tuple[set[str], bool]:
