@@ -44,8 +44,9 @@ class GcFreeze(Action):
     Tells Python's garbage collector to pass over every object that exists now (`gc.freeze`), and to collect
     at the end of each step, when hardly anything is alive that is young. What survives is looked at after
     250 steps, then less and less often while there is no garbage in it, earlier if the process, or what
-    its tensors take of the GPU, grows by 256 MiB, or by more where that freed little before. All ranks do so at the same step, instead of each
-    making the others wait at another: there the steps in between double whatever is found.
+    its tensors take of the GPU, grows by 256 MiB, or by more where that freed little before. All ranks do
+    so at the same step, instead of each making the others wait at another: there the steps in between
+    double whatever is found.
 
     ## When it takes effect
     At once.
