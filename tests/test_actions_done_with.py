@@ -143,6 +143,35 @@ def test_nor_do_kernels_under_an_optimizer(name):
         installed.remove()
 
 
+class Wrapper(nn.Module):
+    """What a script makes anew around the same model, as DDP where other weights are to be trained."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.criterion = net, nn.MSELoss()
+
+    def forward(self, image_NCHW: torch.Tensor) -> torch.Tensor:
+        return self.net(image_NCHW)
+
+
+@pytest.mark.parametrize("name", ["activation-checkpointing", "regional-compile"])
+def test_what_is_hung_on_blocks_stays_where_the_same_ones_are_wrapped_anew(name):
+    loop = running()
+    net, loop.model = loop.model, Wrapper(loop.model)
+    loop.job.models, loop.job.inputs = [loop.model], {id(loop.model): next(iter(loop.job.inputs.values()))}
+    installed = put_on(name, loop.job)
+    installed.switch(True)
+    wrapper, _ = done_with(loop)
+    assert wrapper() is None and not installed.is_over()
+    assert any(vars(module).get("_compiled_call_impl") for module in net.modules())
+    installed.switch(False)
+    installed.switch(True)
+    assert any(vars(module).get("_compiled_call_impl") for module in net.modules())
+    del net
+    assert installed.is_over()
+    installed.remove()
+
+
 @pytest.fixture(scope="module")
 def group_of_one() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -170,6 +170,61 @@ def test_a_process_that_grows_on_its_gpu_is_collected_early(
         assert freed() is None
 
 
+def test_a_process_that_grows_on_and_on_is_collected_early_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It fills a cache of its own: a look at all objects costs as much as what it is there to spare."""
+    held = [1 << 30, 0]
+    monkeypatch.setattr(gc_freeze, "held_bytes", lambda: tuple(held))
+    monkeypatch.setattr(gc_freeze, "FULL_EVERY", 1 << 30)
+    grown: list[int] = []
+    job = Job()
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            grown.append((held[0] - (1 << 30)) // gc_freeze.GROWTH_BYTES)
+
+    def grow(times: int) -> None:
+        for _ in range(times):
+            held[0] += gc_freeze.GROWTH_BYTES
+            for _ in range(gc_freeze.LOOK_EVERY):
+                job.on_step[0]()
+
+    with GcFreeze().apply(job, None):
+        gc.callbacks.append(collected)
+        try:
+            grow(48)
+        finally:
+            gc.callbacks.remove(collected)
+    assert grown == [1, 3, 7, 15, 31, 47]
+
+
+def test_one_whose_garbage_is_what_grows_is_collected_as_early_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = [1 << 30, 0]
+    monkeypatch.setattr(gc_freeze, "held_bytes", lambda: tuple(held))
+    collected: list[int] = []
+
+    def freed(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            collected.append(held[1])
+            held[1] = 0
+
+    job = Job()
+    with GcFreeze().apply(job, None):
+        gc.callbacks.append(freed)
+        try:
+            for _ in range(6):
+                held[0] += gc_freeze.GROWTH_BYTES // 4  # of other things
+                held[1] += gc_freeze.GROWTH_BYTES
+                for _ in range(gc_freeze.LOOK_EVERY):
+                    job.on_step[0]()
+        finally:
+            gc.callbacks.remove(freed)
+    assert collected == [gc_freeze.GROWTH_BYTES] * 6
+
+
 @pytest.mark.parametrize("among_ranks", [False, True])
 def test_collections_that_find_nothing_become_rare_and_among_ranks_all_do(
     among_ranks: bool, monkeypatch: pytest.MonkeyPatch

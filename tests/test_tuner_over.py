@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import pytest
 from torch import nn
 
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
-from diagnose.core.trial import Outcome
+from diagnose.core.trial import Outcome, Safety
 from diagnose.report._tuning_words import verdict
 from diagnose.tuner.controller import Controller
-from tests.simulated_job import Change, Found, Machine, controller, train
+from diagnose.tuner.loss_trend import LossAlarm
+from tests.simulated_job import Change, Found, Machine, controller, lead, train
+from tests.test_tuner_agreement import Meeting, Simulated, train_together
 from tests.test_tuner_commands import told_by
 
 
@@ -122,3 +125,89 @@ def test_a_diagnosis_that_a_loss_has_cut_short_is_given_up_before_the_next():
     cut_short = control._asking._diagnosis = Closed([])
     next(control._asking.diagnose())
     assert cut_short.closed
+
+
+def test_a_trial_whose_model_goes_tells_of_no_gain_that_nobody_saw_and_is_made_again():
+    machine = Machine(seed=2)
+    control = controller(machine, [Hung(machine, "hung", factor=0.6)])
+    models = control._world.job.models = [nn.Linear(2, 1)]
+    while control.state != "trying":
+        train(machine, control, 1)
+    train(machine, control, 10)
+    models[:] = [nn.Linear(2, 1)]
+    train(machine, control, 60)
+    assert machine.factors == {} and machine.trials() == []
+    train(machine, control, 800)
+    assert machine.outcomes() == {"hung": Outcome.KEPT.value}
+    assert machine.factors == {"hung": 0.6}
+
+
+def test_one_whose_model_goes_in_the_last_windows_tells_of_none_either():
+    machine = Machine(seed=2)
+    hung = Hung(machine, "hung", factor=1.4)
+    control = controller(machine, [hung])
+    models = control._world.job.models = [nn.Linear(2, 1)]
+    while hung.calls.count("apply") < 2:
+        train(machine, control, 1)
+    models[:] = [nn.Linear(2, 1)]
+    train(machine, control, 60)
+    assert hung.calls[-1] == "unprepare" and hung.calls.count("apply") == 2
+    assert machine.trials() == []
+
+
+def test_a_confirmation_whose_model_goes_tells_nothing_and_leaves_the_others():
+    machine = Machine(seed=2)
+    control = controller(machine, [Hung(machine, "hung", factor=0.6), Change(machine, "fine", factor=0.6)])
+    models = control._world.job.models = [nn.Linear(2, 1)]
+    while control.state != "confirming":
+        train(machine, control, 1)
+    train(machine, control, 20)
+    models[:] = [nn.Linear(2, 1)]
+    train(machine, control, 300)
+    assert machine.factors == {"fine": 0.6}
+    assert "confirmation" not in kinds(machine) and "dropped" not in kinds(machine)
+    assert machine.last("over") == {"action": "hung"}
+
+
+def test_a_loss_that_jumps_as_another_model_is_trained_blames_nothing_that_is_over():
+    machine = Machine(seed=2)
+    control, models = holding(
+        machine, Hung(machine, "hung", factor=0.6), Change(machine, "fine", factor=0.6)
+    )
+    models[:] = [nn.Linear(2, 1)]
+    for each in control._changes.kept:
+        each.action.safety = Safety.PRECISION
+    for _ in control._loss.answer(LossAlarm("the loss has risen", False), control._course.spending):
+        pass
+    assert machine.last("over") == {"action": "hung"}
+    assert [detail["action"] for kind, detail in machine.told if kind == "dropped"] == ["fine"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_ranks_of_which_one_holds_its_first_model_let_go_together(whole):
+    """Another step is the first without it on each, as where a model is in a cycle, or one for good."""
+    meeting, jobs = Meeting(2), []
+    machines = [Machine(seed=rank) for rank in range(2)]
+    controls = []
+    for rank, machine in enumerate(machines):
+        leads = [lead("hung", speedup=2.0)] if rank == 0 else []
+        hung = Hung(machine, "hung", factor=0.6, touches="ranks")
+        control = controller(machine, [hung], leads, ranks=Simulated(meeting, rank))
+        control._world.job.models = [nn.Linear(2, 1)]
+        controls.append(control)
+        jobs.append(control._world.job)
+    steps = 0
+    while controls[0].state != ("holding" if whole else "confirming"):
+        train_together(machines, controls, 1)
+        steps += 1
+        assert steps < 1000
+    first = jobs[0].models[0]
+    for job in jobs:
+        job.models = [nn.Linear(2, 1)]
+    for _ in range(60):
+        train_together(machines, controls, 10)
+        assert whole or machines[0].factors == machines[1].factors
+    assert [machine.factors for machine in machines] == [{}, {}]
+    assert all(machine.last("over") == {"action": "hung"} for machine in machines)
+    assert controls[0].state == controls[1].state == "waiting"
+    assert first is not jobs[0].models[0]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
+from diagnose.report._tuning_words import verdict
 from diagnose.tuner.kept import Kept
 from tests.simulated_job import Change, Machine, Settled, controller, train
+from tests.test_tuner_commands import told_by
+from tests.test_tuner_over import Hung
 
 
 def test_a_file_of_settings_is_put_in_force_at_once_and_confirmed():
@@ -96,3 +100,42 @@ def test_a_file_without_the_value_that_an_action_needs_gets_the_others():
     assert machine.outcomes() == {"good": "kept", "sized": "refused"}
     assert machine.trials()[1]["reason"] == "it needs a value, such as 4"
     assert machine.factors == {"good": 0.5}
+
+
+def test_what_is_trained_next_gets_what_the_file_names_too_and_is_not_taken_out_to_be_confirmed():
+    machine = Machine(seed=2)
+    hung, fine = Hung(machine, "hung", factor=0.5), Change(machine, "fine", factor=0.8)
+    control = controller(machine, [hung, fine], reuse=[Kept(action="hung"), Kept(action="fine")])
+    job = control._world.job
+    job.models = [nn.Linear(2, 1)]
+    train(machine, control, 300)
+    assert control.state == "holding"
+    before = verdict(told_by(machine))
+    assert before.endswith("with 2 fixes, confirmed on against off")
+    for _ in range(3):
+        job.models = []
+        train(machine, control, 250)
+        assert machine.factors == {"fine": 0.8}
+        applied = fine.calls.count("apply")
+        job.models = [nn.Linear(2, 1)]
+        train(machine, control, 120)
+        assert machine.factors == {"fine": 0.8, "hung": 0.5}
+        assert fine.calls.count("apply") <= applied + 1, "no more than one measurement that was due"
+    assert [kind for kind, _ in machine.told].count("confirmation") == 1
+    assert verdict(told_by(machine)) == before
+    assert [trial.action for trial in told_by(machine).trials] == ["hung", "fine"]
+
+
+def test_it_is_confirmed_later_where_the_first_model_went_before_that():
+    machine = Machine(seed=2)
+    control = controller(machine, [Hung(machine, "hung", factor=0.5)], reuse=[Kept(action="hung")])
+    job = control._world.job
+    job.models = [nn.Linear(2, 1)]
+    while control.state != "confirming":
+        train(machine, control, 1)
+    train(machine, control, 10)
+    job.models = [nn.Linear(2, 1)]
+    train(machine, control, 500)
+    assert machine.factors == {"hung": 0.5}
+    assert machine.last("confirmation")["speedup"] == pytest.approx(2.0, rel=0.2)
+    assert verdict(told_by(machine)).endswith("with 1 fix, confirmed on against off")

@@ -53,7 +53,7 @@ class ActivationCheckpointing(Action):
     excludes = frozenset({"regional-compile", "oom-replay"})
     touches = "model"
     frees_memory = True
-    hangs_on = ("models",)
+    hangs_on = ("blocks",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""

@@ -53,7 +53,8 @@ class Action:
             `--apply` puts it there.
         frees_memory: Whether it is there to free memory, not to make steps faster: where the user names it,
             it stays unless steps take far longer.
-        hangs_on: Which objects of the job it is hung on: `models`, `optimizers`, or both. They are held
+        hangs_on: Which objects of the job it is hung on: `models`, `optimizers`, or both; or `blocks`,
+            which are inside of models and stay where a script wraps the same ones anew. They are held
             weakly (see `_gone`), and where all of a kind are gone nothing is left of it. Empty where it is
             of the whole process, of loaders, or of other ranks, too.
     """

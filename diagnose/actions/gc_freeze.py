@@ -23,8 +23,10 @@ of them again and again."""
 LOOK_EVERY = 10
 """Steps between looks at the memory: a look takes some ten microseconds, with a GPU some more."""
 
-GROWTH_BYTES = 256 << 20
-"""Memory that the process, or its tensors on the GPU, may gain before such a collection comes early."""
+GROWTH_BYTES, GROWTH_BYTES_AT_MOST = 256 << 20, 4 << 30
+"""Memory that the process, or its tensors on the GPU, may gain before a collection of all there is comes
+early. One that frees little doubles what they may gain before the next: a script that fills a cache, or its
+GPU, does not pay for a look at all of its objects again and again."""
 
 ALLOCATIONS = 50_000
 """Objects that one step may leave behind before Python collects of its own accord: a step that makes cycles
@@ -42,8 +44,9 @@ class GcFreeze(Action):
     Tells Python's garbage collector to pass over every object that exists now (`gc.freeze`), and to collect
     at the end of each step, when hardly anything is alive that is young. What survives is looked at after
     250 steps, then less and less often while there is no garbage in it, earlier if the process, or what
-    its tensors take of the GPU, grows by 256 MiB. All ranks do so at the same step, instead of each
-    making the others wait at another: there the steps in between double whatever is found.
+    its tensors take of the GPU, grows by 256 MiB, or by more where that freed little before. All ranks do
+    so at the same step, instead of each making the others wait at another: there the steps in between
+    double whatever is found.
 
     ## When it takes effect
     At once.
@@ -116,6 +119,7 @@ class _Collections:
         self._interval = FULL_EVERY
         self._due = FULL_EVERY
         self._held = held_bytes()
+        self._growth = [GROWTH_BYTES] * len(self._held)
 
     def step(self) -> None:
         """A step has ended."""
@@ -127,9 +131,13 @@ class _Collections:
         if not due:
             gc.unfreeze()  # what takes the room may be garbage that was frozen, such as a model in a cycle
         found = gc.collect()
+        before, self._held = self._held, held_bytes()
         if not due:
             gc.freeze()
-        self._held = held_bytes()
+            self._growth = [
+                GROWTH_BYTES if now < then + growth // 2 else min(2 * growth, GROWTH_BYTES_AT_MOST)
+                for now, then, growth in zip(self._held, before, self._growth, strict=True)
+            ]
         ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
         if ranks and not due:
             return  # how one rank has grown must not move its collections against the others'
@@ -140,9 +148,8 @@ class _Collections:
     def _has_grown(self) -> bool:
         if self._steps % LOOK_EVERY:
             return False
-        return any(
-            now >= before + GROWTH_BYTES for now, before in zip(held_bytes(), self._held, strict=True)
-        )
+        each = zip(held_bytes(), self._held, self._growth, strict=True)
+        return any(now >= before + growth for now, before, growth in each)
 
 
 def held_bytes() -> tuple[int, int]:

@@ -53,7 +53,7 @@ class RegionalCompile(Action):
     order = 70
     settle_steps = 3
     touches = "model"
-    hangs_on = ("models",)
+    hangs_on = ("blocks",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""

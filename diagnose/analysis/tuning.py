@@ -45,7 +45,7 @@ def tuning_of(log: RankLog) -> Tuning | None:
         state=states[-1]["state"],
         diagnosed="diagnosed" in details,
         left=_left(details.get("diagnosed", [])),
-        trials=tuple(Trial.from_record(each) for each in details.get("trial", ())),
+        trials=_told_once([Trial.from_record(each) for each in details.get("trial", ())]),
         confirmation=held.confirmation,
         earlier=held.earlier,
         num_earlier=held.num_earlier,
@@ -58,6 +58,14 @@ def tuning_of(log: RankLog) -> Tuning | None:
         untouched=(0, len(log.steps) if first_change is None else first_change),
         tuned=tuned,
     )
+
+
+def _told_once(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Leaves out what became of an action once more, on another model, without a measurement."""
+    told: dict[Any, Trial] = {}
+    for trial in trials:
+        told.setdefault((trial.action, trial.value, trial.outcome, trial.reason, trial.measured), trial)
+    return tuple(told.values())
 
 
 def _left(diagnoses: Sequence[Mapping[str, Any]]) -> tuple[str, ...] | None:
@@ -77,7 +85,7 @@ class _Held:
     earlier: Measured | None = None
     num_earlier: int = 0
     rechecks: list[Measured] = field(default_factory=list)
-    is_over: bool = False
+    over: set[str] = field(default_factory=set)
 
     def add(self, action: str) -> None:
         """Another one is kept than those that were measured."""
@@ -108,16 +116,20 @@ def _held(log: RankLog) -> _Held:
             if held.undone:
                 held.dropped.update(dict.fromkeys(held.kept, held.undone))
                 held.kept, held.undone, held.confirmation = [], "", None
+                held.over.clear()
+            if detail["action"] in held.over:  # it is put on what is trained next
+                held.over.remove(detail["action"])
+                continue
             held.dropped.pop(detail["action"], None)
             held.add(detail["action"])
         elif kind == "dropped":
             held.drop(detail["action"], detail["reason"])
         elif kind == "over":
-            held.is_over = True
+            held.over.add(detail["action"])
         elif kind == "undone":
             held.undone = detail["reason"]
-        elif kind == "confirmation" and not held.is_over:
+        elif kind == "confirmation" and not held.over:
             held.confirm(Measured(**detail))
-        elif kind == "recheck" and not held.is_over:
+        elif kind == "recheck" and not held.over:
             held.rechecks.append(Measured(**detail))
     return held

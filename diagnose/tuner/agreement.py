@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from diagnose.actions.base import CannotApply, NotYet
@@ -220,5 +221,6 @@ def switch(world: World, changes: Sequence[Installed], on: bool) -> None:
     except (CannotApply, RanksLost):
         # Back to what all ranks last knew of each other.
         for change, was in zip(changes, before, strict=True):
-            change.switch(was)
+            with suppress(CannotApply):  # one that is over must not keep the others from it
+                change.switch(was)
         raise

@@ -81,12 +81,15 @@ class Changes:
         together(self._world, f"undoing {names}", work, dear=True, back=True)
 
     def put_back(self) -> None:
-        """Puts what is kept in force again; drops what gives itself up."""
+        """Puts what is kept in force again; drops what gives itself up, and lets go of what is over."""
         for installed in list(self.kept):
             try:
                 switch(self._world, [installed], True)
             except CannotApply as refusal:
-                self.drop(str(refusal), installed)
+                if any(self._world.ranks.exchange("what is over", installed.is_over())):
+                    self._ended(installed)
+                else:
+                    self.drop(str(refusal), installed)
 
     def drop(self, reason: str, *changes: Installed) -> None:
         """Takes out what was kept, and tells why."""
@@ -95,12 +98,15 @@ class Changes:
             self._world.tell("dropped", {"action": installed.name, "reason": reason})
 
     def let_go(self) -> None:
-        """Takes out what is over on every rank."""
+        """Takes out what is over on some rank: there it could not be put in force again."""
         hung = [each for each in self.kept if each.action.hangs_on]
         if not hung:
             return
         told = self._world.ranks.exchange("what is over", [each.is_over() for each in hung])
-        over = [each for each, *on_ranks in zip(hung, *told, strict=True) if all(on_ranks)]
+        self._ended(*[each for each, *on_ranks in zip(hung, *told, strict=True) if any(on_ranks)])
+
+    def _ended(self, *over: Installed) -> None:
+        """Takes out what is over."""
         self.remove(*over)
         for installed in over:
             self.over.add(installed.name)

@@ -173,11 +173,14 @@ class Controller:
         self._course.enter("observing")
         for _ in range(WARMUP_STEPS):
             yield 1
-        more = True
+        asked, more = list(wanted), True
         while more:
             try:
                 wanted = yield from self._put_in_force(wanted)
                 more = yield from self._hold()
+                if self._seeking.is_trained_again():  # what the file names is wanted for that, too
+                    wanted = [*wanted, *(each for each in asked if each.action in self._changes.over)]
+                    self._changes.over.clear()
             except LossAlarm as alarm:
                 yield from self._loss.answer(alarm, self._course.spending)
 

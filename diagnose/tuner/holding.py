@@ -15,7 +15,7 @@ from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_watch import LossWatch
 from diagnose.tuner.orders import Orders
 from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest, against_untouched
-from diagnose.tuner.preparing import refuse_to_stay
+from diagnose.tuner.preparing import refuse_over, refuse_to_stay
 from diagnose.tuner.windows import measure
 from diagnose.tuner.world import Course, Plan, World
 
@@ -65,6 +65,7 @@ class Holding:
         self._loss = loss
         self._course = course
         self._confirmed: list[Installed] = []
+        self._known: set[str] = set()
         self._lost = 0
 
     def hold(self, postponed: Collection[str], looks_again: Callable[[], bool]) -> Plan[bool]:
@@ -99,10 +100,15 @@ class Holding:
     def confirm(self) -> Plan[None]:
         """Measures what is kept, unless that was done."""
         kept = list(self._changes.kept)
+        names = {each.name for each in kept}
+        if names <= self._known and not self._orders.tries:  # the same, on what is trained next
+            self._confirmed = kept
         if kept and kept != self._confirmed:
             self._course.enter("confirming")
             lost = yield from self._measure("confirmation", CONFIRM_PAIRS, lambda found: found.low > 1)
             self._lost = round(lost * RECHECK_PAIRS / CONFIRM_PAIRS)
+            if kept == self._changes.kept:
+                self._known |= names
             self._confirmed = list(self._changes.kept)
 
     def _recheck_steps(self) -> int:
@@ -156,6 +162,7 @@ class Holding:
                 world.tell(kind, asdict(measured))  # training may be over before all pairs are made
                 measured = yield from measured_to(LOSS_PAIRS)
                 is_lost = measured.speedup <= LOST and found_with(LOSS_CONFIDENCE).high < 1
+            refuse_over(world, kept)
         except CannotApply:
             changes.put_back()
             return 0

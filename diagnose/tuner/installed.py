@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.job import Job
 from diagnose.core.trial import Measured
 
@@ -57,7 +57,7 @@ class Installed:
         self._before = action.state(job)
         self._among = [weakref.ref(each) for each in (*job.models, *job.optimizers)]
         self._num_iterators = len(job.iterators)
-        self._hung_on = [_alive(job, kind) for kind in action.hangs_on]
+        self._hung_on = [alive(job, kind) for kind in action.hangs_on]
         self._preparation = ExitStack()
         self._prepared: Any = self._preparation.enter_context(action.prepare(job, value))
         self._application = ExitStack()
@@ -69,8 +69,12 @@ class Installed:
 
     def context(self) -> AbstractContextManager[None]:
         """Returns the change as a context, for whoever puts it in force and takes it back himself.
-        That does nothing once it is over: nobody has compared what else the script may train by now."""
-        return nullcontext() if self.is_over() else self.action.apply(self._job, self._prepared)
+
+        Raises:
+            NotYet: See `refuse_over`.
+        """
+        self.refuse_over()
+        return self.action.apply(self._job, self._prepared)
 
     def switch(self, on: bool) -> None:
         """Puts the action in force, or takes it back; nothing if it is so already.
@@ -99,6 +103,12 @@ class Installed:
     def is_over(self) -> bool:
         """Whether nothing is left of what it was hung on: the script has done with that training."""
         return any(hung and all(each() is None for each in hung) for hung in self._hung_on)
+
+    def refuse_over(self) -> None:
+        """Raises `NotYet` once it is over: nobody has compared what else the script may train by now. To do
+        nothing instead would measure nothing, and in a job of ranks on one of them only."""
+        if self.is_over():
+            raise NotYet("the script has done with what it was prepared on")
 
     def why_not_stay(self) -> str:
         """See `Action.why_not_stay`."""
@@ -133,8 +143,14 @@ class Installed:
         return same and all(then() is each for then, each in zip(self._among, now, strict=True))
 
 
-def _alive(job: Job, kind: str) -> list[weakref.ref[Any]]:
-    """References to the optimizers of a job, or to its models other than losses, which live on."""
-    if kind == "optimizers":
-        return list(map(weakref.ref, job.optimizers))
-    return [weakref.ref(model) for model in job.models if next(model.parameters(), None) is not None]
+def alive(job: Job, kind: str) -> list[weakref.ref[Any]]:
+    """Returns references to what of a job an action may be hung on, see `Action.hangs_on`: not to losses,
+    which live on."""
+    found = job.optimizers if kind == "optimizers" else _with_weights(job.models)
+    if kind == "blocks":
+        found = [part for model in found for part in _with_weights(model.children()) or [model]]
+    return list(map(weakref.ref, found))
+
+
+def _with_weights(modules: Iterable[Any]) -> list[Any]:
+    return [module for module in modules if next(module.parameters(), None) is not None]

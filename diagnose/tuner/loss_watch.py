@@ -95,6 +95,7 @@ class LossWatch:
         """
         world, changes = self._world, self._changes
         self.armed = False
+        changes.let_go()  # of a model that the script has just begun the loss is another
         cleared = []
         for suspect in reversed([each for each in self.suspects() if each in changes.kept]):
             reason = str(alarm)

@@ -108,6 +108,19 @@ def refuse_to_stay(world: World, changes: Sequence[Installed]) -> None:
         together(world, f"looking after {', '.join(each.name for each in asked)}", look)
 
 
+def refuse_over(world: World, changes: Sequence[Installed]) -> None:
+    """Raises `NotYet` on every rank if one has nothing left that a change works on: what was measured last
+    was measured without it."""
+    hung = [each for each in changes if each.action.hangs_on]
+
+    def look() -> None:
+        for each in hung:
+            each.refuse_over()
+
+    if hung:
+        together(world, "looking for what is over", look)
+
+
 def needs_leave(safety: Safety) -> str:
     """Says what allows such an action."""
     return f"it needs leave: --allow {safety.value}"

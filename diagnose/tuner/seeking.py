@@ -10,6 +10,7 @@ from diagnose.tuner.agreement import together, until
 from diagnose.tuner.asking import LOOK_AGAIN_STEPS, Asking
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.holding import Holding
+from diagnose.tuner.installed import alive
 from diagnose.tuner.orders import Orders
 from diagnose.tuner.policy import Candidate, candidates
 from diagnose.tuner.preparing import look
@@ -151,11 +152,22 @@ class Seeking:
         if self._orders.policy.dry_run:
             return False
         come, due = self._come(), self._asking.is_due()
+        if not self._orders.tries:
+            return self.is_trained_again() or come
         if due:
             self._too_dear.clear()
             self.done -= self._changes.over  # another training may have begun
             self._changes.over.clear()
         return due or come
+
+    def is_trained_again(self) -> bool:
+        """Whether there is something again, on every rank, that what is over could be hung on."""
+        if not self._changes.over:
+            return False
+        job, actions = self._world.job, self._world.actions
+        kinds = {kind for name in self._changes.over for kind in actions[name].hangs_on}
+        there = all(alive(job, kind) for kind in kinds)
+        return all(self._world.ranks.exchange("what is trained next", there))
 
     def _come(self) -> bool:
         """Whether actions have come to be possible that it was too early for; they may be tried now."""

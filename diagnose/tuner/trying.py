@@ -23,7 +23,7 @@ from diagnose.tuner.paired import (
 )
 from diagnose.tuner.pauses import PATIENCE_STEPS
 from diagnose.tuner.policy import Candidate, Policy
-from diagnose.tuner.preparing import look, needs_leave, prepared, refuse_to_stay
+from diagnose.tuner.preparing import look, needs_leave, prepared, refuse_over, refuse_to_stay
 from diagnose.tuner.rivals import Rivals
 from diagnose.tuner.way_back import WayBack
 from diagnose.tuner.windows import WINDOW_NS, best_of, measure, settle, untouched
@@ -124,6 +124,7 @@ class Attempt:
                 reason = yield from self._rivals.set_against(best, reason)
             verdict = yield from measure(world, [best], test, self._spending)
             assert verdict is not None
+            refuse_over(world, [best])
             keeps = verdict is Verdict.FASTER
             if self._may_cost() and (found := test.measured()) and found.speedup > HOPELESS:
                 keeps = True
