@@ -111,10 +111,10 @@ def test_an_installed_copy_imports_the_same_and_holds_every_file(unpacked: Build
         str(Path("diagnose" if top != "diagnose" else "", path.relative_to(REPOSITORY)))
         for top in ("diagnose", "kernels", "dashboards")
         for path in (REPOSITORY / top).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and "__pycache__" not in path.parts
     }
     installed = {str(path.relative_to(site)) for path in site.glob("diagnose/**/*") if path.is_file()}
-    assert installed - {name for name in installed if name.endswith(".pyc")} == shipped
+    assert {name for name in installed if "__pycache__" not in name} == shipped
     (entry_points,) = site.glob("*.dist-info/entry_points.txt")
     assert entry_points.read_text() == (
         "[console_scripts]\ndiagnose = diagnose.cli.main:main\n\n"
