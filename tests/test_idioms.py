@@ -324,3 +324,22 @@ def test_a_line_that_only_calls_a_package_that_draws_or_logs_is_logging(via: str
 
 def test_a_file_without_text_has_no_idioms():
     assert Idioms(Places(Sources())).of([("<stdin>", 3, "<module>")]) == ()
+
+
+@pytest.mark.parametrize(
+    ("head", "idioms"),
+    [
+        ("for frames, kinds in self.loader:", ()),
+        ("for frames in rows:", (PYTHON_LOOP,)),
+    ],
+)
+def test_who_hands_the_batches_of_a_loader_on_does_not_loop_over_values(head: str, idioms: tuple[str, ...]):
+    text = (
+        f"def endless():\n    while True:\n        {head}\n            yield frames.float().div(9)  # here"
+    )
+    assert of_marked(text, "endless", "main", phase=Phase.DATA_WAIT) == idioms
+    inner = text.replace(
+        "yield frames", "for frame in frames: keep(frame.float())  # here\n            yield frames"
+    )
+    inner = inner.replace("div(9)  # here", "div(9)")
+    assert of_marked(inner, "endless", "main", phase=Phase.DATA_WAIT) == (PYTHON_LOOP,)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from diagnose.source.call_idioms import Within, of_call, only_reads
 from diagnose.source.calling import calls_in, is_call
 from diagnose.source.files import writes_table
 from diagnose.source.flows import makes_only
 from diagnose.source.kinds import Assignment, Comprehension, ForLoop, Loop, With
-from diagnose.source.names import last_name, names, names_in
+from diagnose.source.names import last_name, names, names_in, words_of
 from diagnose.source.place import Place
 from diagnose.source.purposes import (
     CHAIN,
@@ -34,10 +35,13 @@ from diagnose.source.purposes import (
 from diagnose.source.reads_writes import reads, writes
 from diagnose.source.schedules import sets_rate
 from diagnose.source.slices import is_chain, is_side_loop, takes_slices
-from diagnose.source.statements import nodes_of
+from diagnose.source.statements import nodes_of, yields
 from diagnose.source.tensor_operations import is_at_once
 from diagnose.source.tensor_values import asks_tensor
 from diagnose.source.weight_idioms import of_lists, of_weights, serves_average, serves_update
+
+LOADERS = {"batches", "dataloader", "dl", "loader", "loaders"}
+"""Words of what gives batches."""
 
 HOOKED_CALLS = {"backward", "step", "zero_grad"}
 """Calls whose time is measured apart: beside them a line's time is that of what else it does."""
@@ -156,11 +160,19 @@ def _makes_text(place: Place) -> bool:
 
 def _side_loops(place: Place, within: Within | None = None) -> list[Loop]:
     """Returns the loops around the statement that train nothing. In an optimizer's step one over its groups
-    is none: a group is many tensors."""
+    is none: a group is many tensors. Nor is one that hands a loader's batches on, one in each turn, and
+    what is around that."""
     stepping = within is not None and within.stepping
     return [
-        loop for loop in place.loops if is_side_loop(loop) and not (stepping and _goes_over_groups(loop))
+        loop
+        for loop in takewhile(lambda loop: not _feeds(loop), place.loops)
+        if is_side_loop(loop) and not (stepping and _goes_over_groups(loop))
     ]
+
+
+def _feeds(loop: Loop) -> bool:
+    of_loader = isinstance(loop, ForLoop) and words_of(names_in(loop.iter)) & LOADERS
+    return bool(of_loader) and any(map(yields, loop.body))
 
 
 def _goes_over_groups(loop: Loop) -> bool:
