@@ -330,6 +330,7 @@ def test_a_file_without_text_has_no_idioms():
     ("head", "idioms"),
     [
         ("for frames, kinds in self.loader:", ()),
+        ("while frames := drawn(rows):", ()),
         ("for frames in rows:", (PYTHON_LOOP,)),
     ],
 )

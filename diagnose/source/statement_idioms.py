@@ -160,8 +160,8 @@ def _makes_text(place: Place) -> bool:
 
 def _side_loops(place: Place, within: Within | None = None) -> list[Loop]:
     """Returns the loops around the statement that train nothing. In an optimizer's step one over its groups
-    is none: a group is many tensors. Nor is one that hands a loader's batches on, one in each turn, and
-    what is around that."""
+    is none: a group is many tensors. Nor is one that makes a batch in each turn, or hands a loader's on,
+    and what is around that."""
     stepping = within is not None and within.stepping
     return [
         loop
@@ -171,8 +171,9 @@ def _side_loops(place: Place, within: Within | None = None) -> list[Loop]:
 
 
 def _feeds(loop: Loop) -> bool:
-    of_loader = isinstance(loop, ForLoop) and words_of(names_in(loop.iter)) & LOADERS
-    return bool(of_loader) and any(map(yields, loop.body))
+    if isinstance(loop, ForLoop) and not words_of(names_in(loop.iter)) & LOADERS:
+        return False
+    return any(map(yields, loop.body))
 
 
 def _goes_over_groups(loop: Loop) -> bool:
