@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
 from diagnose.hooks._batch import first_tensor
-from diagnose.hooks._contents import MOST_KEPT, MOST_ROWS, Contents, Key, contents_of
+from diagnose.hooks._contents import MOST_KEPT, MOST_ROWS, Key, contents_of
 from diagnose.hooks._frames import USER, owner, resolve, user_frame, value_of
 from diagnose.hooks._looks import added
+from diagnose.hooks._model_call import Call, Part, Switches, asks_gradient, is_same, switches_of
 from diagnose.hooks._padding import MaskedPadding, Padding, padding_beside, padding_in, tensors_in
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
@@ -42,67 +42,6 @@ WITH_GRAD, JUDGED_WITH_GRAD = "repeated_with_grad", "judged_with_grad"
 """Calls for nothing, by how they lie to the one that trained, as the facts name them: without gradients
 after it, in training mode or in evaluation mode; without gradients before it; with gradients after it, in
 either mode."""
-
-Switches = Mapping[int, tuple[bool, tuple[object, ...]]]
-"""By module, its mode and whatever else is switched: a model whose adapters are disabled for a moment is
-another model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The parameters of a module that is called."""
-
-    module: weakref.ref[Any]
-    parameters: frozenset[int]
-    size: int
-
-
-@dataclass(slots=True)
-class Call:
-    """One outermost call of a model, or of a part of one, with samples.
-
-    Attributes:
-        part: Its parameters.
-        switches: How its modules were switched.
-        has_grad: Whether gradients were on.
-        training: Whether it was in training mode.
-        step: The step in which it was.
-        num_updates: How often optimizers had stepped before it.
-        contents: What it was given.
-        given: The first tensor of that.
-        site: The line that called.
-        work: About what it computes, in numbers that are comparable with each other alone.
-    """
-
-    part: Part
-    switches: Switches
-    has_grad: bool
-    training: bool
-    step: int
-    num_updates: int
-    contents: Contents
-    given: weakref.ref[torch.Tensor]
-    site: tuple[int, int] | None
-    work: float
-
-    @property
-    def is_there(self) -> bool:
-        """Whether what stands for its contents still does: the memory of one that was not read may be
-        another's by now."""
-        return self.contents.is_read or self.given() is not None
-
-    def covers(self, other: Call) -> bool:
-        """Whether what another call computes of the same samples, this one computes, too."""
-        if not self.is_there:
-            return False
-        if other.part is not self.part and not other.part.parameters <= self.part.parameters:
-            return False
-        differing = other.switches.items() if other.switches is not self.switches else ()
-        for module, (mode, rest) in differing:
-            known = self.switches.get(module)
-            if known and (known[1] != rest or (other.training and known[0] != mode)):
-                return False
-        return self.training or not other.training
 
 
 class ModelCallsHook(Hook):
@@ -236,7 +175,7 @@ class _Look:
         self._calls_left -= 1
         if contents is None:
             return None
-        switches = _switches(module)
+        switches = switches_of(module)
         known = self._switches.get(id(module))
         if known == switches:
             switches = known
@@ -263,9 +202,9 @@ class _Look:
         model = self._calling_model()
         if call.has_grad:
             self._going_on = ("", 0, 0)
-            if repeated and (call.training or not _asks_gradient(call)):
+            if repeated and (call.training or not asks_gradient(call)):
                 self._count(WITH_GRAD if call.training else JUDGED_WITH_GRAD, call)
-            if before is not None and _is_same(before, call):
+            if before is not None and is_same(before, call):
                 self._count(BEFORE, before)
                 self._free -= call.step > self._first_step and id(call.part.module()) in self._models
             self._remember(call)
@@ -358,43 +297,6 @@ class _Look:
         """Returns the part of what is computed without gradients in a usual step that these calls are."""
         shares = [sum(work[how] for how in kinds) / work[""] for work in self._works.values() if work[""]]
         return median(shares) if shares else None
-
-
-def _is_same(before: Call, call: Call) -> bool:
-    """Whether a call without gradients and the next one, with them, are of the same tensor as a whole. Of
-    the same samples, put together in another way, they may be how a policy acts and then learns."""
-    whole = before.contents.whole
-    return (
-        whole is not None
-        and whole == call.contents.whole
-        and call.contents.beside.keys() >= set(before.contents.rows)
-        and before.contents.beside[whole] == call.contents.beside[whole]  # no output of a first pass
-        and (before.step, before.num_updates) == (call.step, call.num_updates)
-        and call.training
-        and before.is_there
-        and call.covers(before)
-    )
-
-
-def _asks_gradient(call: Call) -> bool:
-    """Whether a gradient of the samples themselves is asked for, as for an attack: no metric needs it."""
-    given = call.given()
-    return given is not None and given.is_leaf and given.requires_grad
-
-
-def _switches(model: Any) -> Switches:
-    """How the modules are switched."""
-    return {
-        id(module): (
-            module.training,
-            tuple(
-                value
-                for name, value in vars(module).items()
-                if type(value) in (bool, str) and name != "training"
-            ),
-        )
-        for module in model.modules()
-    }
 
 
 def _has_parameters(model: Any) -> bool:
