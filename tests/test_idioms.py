@@ -331,6 +331,8 @@ def test_a_file_without_text_has_no_idioms():
     [
         ("for frames, kinds in self.loader:", ()),
         ("while frames := drawn(rows):", ()),
+        ("for i in range(0, len(rows), 32):", ()),
+        ("for i in range(len(rows)):", (PYTHON_LOOP,)),
         ("for frames in rows:", (PYTHON_LOOP,)),
     ],
 )
@@ -344,3 +346,25 @@ def test_who_hands_the_batches_of_a_loader_on_does_not_loop_over_values(head: st
     )
     inner = inner.replace("div(9)  # here", "div(9)")
     assert of_marked(inner, "endless", "main", phase=Phase.DATA_WAIT) == (PYTHON_LOOP,)
+
+
+@pytest.mark.parametrize(
+    ("head", "around", "idioms"),
+    [
+        ("for frames in self.loader:", "with stream:", ()),
+        ("for frames in self.loader:", "if begun:", ()),
+        ("while True:", "with stream:", ()),
+        ("while True:", "if len(rows) > 9:", (PYTHON_LOOP,)),
+        ("while True:", "while len(rows) > 9:", (PYTHON_LOOP,)),
+    ],
+)
+def test_a_turn_that_may_yield_nothing_makes_no_batch_but_of_a_loader(head, around, idioms):
+    text = f"""\
+def prefetched(self):
+    {head}
+        scaled = frames.float().div(9)  # here
+        {around}
+            yield rows
+        rows = scaled
+"""
+    assert of_marked(text, "prefetched", "main", phase=Phase.DATA_WAIT) == idioms

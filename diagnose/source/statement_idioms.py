@@ -35,7 +35,7 @@ from diagnose.source.purposes import (
 from diagnose.source.reads_writes import reads, writes
 from diagnose.source.schedules import sets_rate
 from diagnose.source.slices import is_chain, is_side_loop, takes_slices
-from diagnose.source.statements import nodes_of, yields
+from diagnose.source.statements import nodes_of, statements_in, yields
 from diagnose.source.tensor_operations import is_at_once
 from diagnose.source.tensor_values import asks_tensor
 from diagnose.source.weight_idioms import of_lists, of_weights, serves_average, serves_update
@@ -171,9 +171,25 @@ def _side_loops(place: Place, within: Within | None = None) -> list[Loop]:
 
 
 def _feeds(loop: Loop) -> bool:
-    if isinstance(loop, ForLoop) and not words_of(names_in(loop.iter)) & LOADERS:
+    """Whether a loop makes a batch in each turn, or hands a loader's on, maybe a turn later."""
+    if isinstance(loop, ForLoop) and words_of(names_in(loop.iter)) & LOADERS:
+        return any(map(yields, statements_in(loop)))
+    if isinstance(loop, ForLoop) and not _takes_several(loop.iter):
         return False
-    return any(map(yields, loop.body))
+    return any(map(yields, _in_each_turn(loop.body)))
+
+
+def _takes_several(numbers: ast.expr) -> bool:
+    """Whether a loop goes on by more than one: `range(0, len(rows), 32)`."""
+    return is_call(numbers, ("range", "trange")) and len(numbers.args) > 2
+
+
+def _in_each_turn(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields the statements that each turn of a loop gets to."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, (With, ast.Try)):
+            yield from _in_each_turn(statement.body)
 
 
 def _goes_over_groups(loop: Loop) -> bool:
