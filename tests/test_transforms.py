@@ -53,10 +53,12 @@ NO_PACKAGE: Frame = ("", 0, "")
 SECOND = 1_000_000_000
 
 
-def share(*stacks: tuple[int, list[tuple[int, str]]], collates: tuple[str, ...] = ()) -> float | None:
+def share(
+    *stacks: tuple[int, list[tuple[int, str]]], collates: tuple[str, ...] = (), package: Frame = NO_PACKAGE
+) -> float | None:
     """Of stacks, innermost first, and the seconds that they were seen."""
     samples = [
-        ((NO_PACKAGE, *((FILE, line, function) for line, function in stack)), seconds * SECOND)
+        ((package, *((FILE, line, function) for line, function in stack)), seconds * SECOND)
         for seconds, stack in stacks
     ]
     return transform_share(samples, Sources({FILE: SOURCE}), collates)
@@ -116,6 +118,15 @@ def test_a_transform_is_called_as_an_object_or_by_such_a_name_and_has_all_that_i
 )
 def test_what_gets_a_sample_or_is_the_datasets_own_is_none(stack):
     assert share((1, stack)) == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [("ImageFile.load", 0.0), ("JpegImageFile.load_read", 0.0), ("Image.resize", 1.0)],
+)
+def test_what_decodes_an_opened_picture_in_its_first_transform_is_none(function: str, expected: float):
+    package = ("/lib/site-packages/PIL/Image.py", 300, function)
+    assert share((1, [(32, SHOTS)]), (1, [(80, "Crop.forward"), (5, GETS)]), package=package) == expected
 
 
 def test_an_object_that_makes_batches_transforms_no_sample():

@@ -43,7 +43,11 @@ TAKES = {
     *("array", "as", "asarray", "ascontiguousarray", "bytes", "convert", "copy", "crop", "cut", "dict"),
     *("from", "int", "list", "str", "tensor", "tuple"),
 }
-"""Words of what only hands a sample on, or cuts it out; in the first line that does so Pillow decodes."""
+"""Words of what only hands a sample on, or cuts it out, where a mapped file is read."""
+
+DECODES = {"decode", "imread", "load", "open", "read"}
+"""Words of functions of packages that get a sample, whatever needs it first: an opened picture is decoded
+as it is first transformed."""
 
 NO_SAMPLES = {"file", "idx", "index", "key", "name", "number", "path", "url"}
 """Words of what a sample is asked for by."""
@@ -75,9 +79,10 @@ def transform_share(
     known: dict[tuple[Frame | None, Frame], bool] = {}
     named = [each for each in collates if not each.endswith(">")]  # a lambda shares its name with others
     beside = {name for each in named for name in (each, f"{each}.__call__")}
-    for (_, *stack), weight in samples:
+    for (package, *stack), weight in samples:
         whole += weight
-        if any(function in beside for _, _, function in stack):
+        decodes = words(package[2].rpartition(".")[2]) & DECODES
+        if decodes or any(function in beside for _, _, function in stack):
             continue
         calls = list(zip([None, *stack], stack, strict=False))
         for call in calls:
