@@ -354,6 +354,7 @@ METHODS: dict[str, Callable[[Net, torch.Tensor], Any]] = {
     "the first layer alone": lambda net, x: net.encoder(x),
     "layers of the loop's choice": lambda net, x: net.head(net.encoder(x).flip(0)),
     "other samples": lambda net, x: net.logits(x + 1),
+    "other samples after these": lambda net, x: (net.logits(x), net.logits(x + 1)),
 }
 
 
@@ -365,6 +366,7 @@ METHODS: dict[str, Callable[[Net, torch.Tensor], Any]] = {
         ("the first layer alone", 1.0),
         ("layers of the loop's choice", 40 * 4 / (40 * 4 + 18 * 8)),
         ("other samples", 0.0),
+        ("other samples after these", 0.5),
     ],
 )
 def test_all_that_a_method_of_the_model_computes_again_is_for_nothing(how: str, share: float):

@@ -91,7 +91,7 @@ class _Look:
         self._last: dict[int, Call] = {}
         self._counts = dict.fromkeys((AFTER, JUDGED, BEFORE, WITH_GRAD, JUDGED_WITH_GRAD), 0)
         self._sites: dict[str, tuple[int, int] | None] = {}
-        self._going_on = ("", 0, 0)  # how the last call was repeated, its step, and in whose method
+        self._begun: tuple[str, int, Call] | None = None  # how a method began again, whose, and the call
         self._works: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._padding: list[Padding] = []
         self._loaded: list[Padding] = []
@@ -200,8 +200,9 @@ class _Look:
         repeated = self._is_known(call)
         before = self._last.pop(id(call.part), None)
         model = self._calling_model()
+        if not self._goes_on(call, model):
+            self._begun = None
         if call.has_grad:
-            self._going_on = ("", 0, 0)
             if repeated and (call.training or not asks_gradient(call)):
                 self._count(WITH_GRAD if call.training else JUDGED_WITH_GRAD, call)
             if before is not None and is_same(before, call):
@@ -211,12 +212,20 @@ class _Look:
         elif repeated:
             how = AFTER if call.training else JUDGED
             self._count(how, call)
-            self._going_on = (how, call.step, model)
-        elif model and self._going_on[1:] == (call.step, model) and call.step > self._first_step:
-            self._works[call.step][self._going_on[0]] += call.work  # a later layer, in the same method
+            self._begun = self._begun or (how, model, call)
+        elif self._begun is not None:
+            self._works[call.step][self._begun[0]] += call.work
         elif call.training:
             self._last[id(call.part)] = call
         return repeated
+
+    def _goes_on(self, call: Call, model: int) -> bool:
+        """Whether a call is of a later layer in the method of a model that began with what was trained on.
+        Where the first one is called again it is for something else."""
+        if self._begun is None or call.has_grad:
+            return False
+        _, beginning, first = self._begun
+        return model == beginning != 0 and call.step == first.step and call.part is not first.part
 
     def _calling_model(self) -> int:
         """Identity of the model in a method of which, such as `encode`, a part of it is called; else 0."""
