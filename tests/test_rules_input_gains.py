@@ -12,10 +12,11 @@ from diagnose.core.host import HostStats
 from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
-from diagnose.core.program import Loader, Program
+from diagnose.core.program import Evaluating, Loader, Program
 from diagnose.core.settings import Settings
 from diagnose.rules import diagnosed
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at
 from diagnose.rules._supply import supply_of
 from diagnose.rules._worker_examples import fed_by
 from tests.findings import first
@@ -201,3 +202,14 @@ def test_of_a_loader_made_anew_each_epoch_it_is_said_that_it_should_be_made_once
         assert (anew.rule, anew.actions, anew.code) == ("worker-startup", (), "")
         assert anew.fix.startswith("Build the DataLoader once, before the first epoch")
         assert "A DataLoader was made for each of 20 epochs." in anew.evidence
+
+
+def test_a_trainer_that_makes_a_loader_for_each_evaluation_keeps_one_if_its_workers_persist():
+    loader = Loader(num_workers=2, epochs=20, num_objects=20)
+    evaluating = (Evaluating(loader=loader, starts=20, start_ns=6 * MS),)
+    of_trainer = replace(at("trainer.train()", 0.9), via="transformers/trainer.py:2520 Trainer.train")
+    for where, fix in (((), "Build the DataLoader once"), ((of_trainer,), "Keep the workers")):
+        run = profile(evaluation_ms=8, program=Program(evaluating=evaluating), where=where)
+        found = first(diagnosed(run))
+        assert (found.rule, found.fix.startswith(fix)) == ("worker-startup", True)
+        assert bool(where) is ("TrainingArguments(" in found.code)

@@ -8,6 +8,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Evaluating, Loader, Program
 from diagnose.core.units import NS_PER_MS, format_duration, format_share
 from diagnose.rules._examples import profile as profile_of
+from diagnose.rules._lines import under_trainer
 from diagnose.rules._phases import STEP, shared
 from diagnose.rules._supply import (
     KEEP_ITERATOR,
@@ -120,6 +121,7 @@ class WorkerStartup(Rule):
             return None
         found = profile.program.evaluating[0]
         loader = found.loader
+        anew = loader.made_anew and not under_trainer(profile)  # which keeps one with workers that persist
         each_ns = found.start_ns * profile.steps.measured / found.starts
         return Finding(
             rule=self.name,
@@ -140,10 +142,8 @@ class WorkerStartup(Rule):
                     else ()
                 ),
             ),
-            fix=BUILD_FOR_EVALUATION if loader.made_anew else "Keep the workers between evaluations.",
-            code=""
-            if loader.made_anew
-            else with_loader_arguments(profile, loader, persistent_workers=True),
+            fix=BUILD_FOR_EVALUATION if anew else "Keep the workers between evaluations.",
+            code="" if anew else with_loader_arguments(profile, loader, persistent_workers=True),
             file=loader.file,
             line=loader.line,
         )
