@@ -364,3 +364,5 @@ def test_what_the_next_loss_is_made_of_is_no_score(line: str, is_score: bool):
     assert _is_score(BALANCE, number) is is_score
     tempered = BALANCE.replace(".mean()\n    loss.b", ".mean() / temper\n    loss.b")
     assert _is_score(tempered, number) is (is_score and line != "temper =")
+    module = BALANCE.replace("def weights", "def forward").replace("balance.weights(", "balance(")
+    assert _is_score(module, number) is is_score, "a module is asked by calling it"

@@ -71,15 +71,21 @@ class Scores:
 
     def _asked_by_loss(self) -> set[str]:
         """Returns the attributes of other objects of which methods make what the loss asks them for:
-        `balance.lean`, where it is weighted by `balance.weights(cells)`. What changes these serves the next
-        loss."""
-        effects = self._part.effects
-        called = {each for s, _ in self._found.for_loss for each in methods_called(s) if each[1] != "self"}
+        `balance.lean`, where it is weighted by `balance.weights(cells)`, or `criterion.centers`, where the
+        module itself is called. What changes these serves the next loss."""
+        part, functions = self._part, self._part.effects.functions
+        written = set().union(*part.writes.values())
+        changed = {name.partition("[")[0].rpartition(".")[0] for name in written} - {"", "self"}
+        asked: set[tuple[str, str]] = set()
+        for call in (call for s, _ in self._found.for_loss for call in calls_of(s)):
+            name, base = callee(call)
+            asked.add((name, base) if name in functions else ("forward", ast.unparse(call.func)))
         return {
             attribute
-            for name, base in called
-            for file, function in effects.functions.get(name, ())
-            for attribute in rebased(_made_of(Part(file, function, Anchors(), effects)), base)
+            for name, base in asked
+            if base in changed
+            for file, function in functions.get(name, ())
+            for attribute in rebased(_made_of(Part(file, function, Anchors(), part.effects)), base)
         }
 
     def returned(self) -> set[str]:
