@@ -9,7 +9,7 @@ from typing import Any
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import together
-from diagnose.tuner.changes import Changes
+from diagnose.tuner.changes import Changes, may_give_up
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.pauses import PATIENCE_STEPS
 from diagnose.tuner.world import Numerics, Plan, Spending, World
@@ -96,7 +96,7 @@ def _compared(world: World, installed: Installed, spending: Spending) -> str:
 
 def refuse_to_stay(world: World, changes: Sequence[Installed]) -> None:
     """Raises `CannotApply` on every rank if one has found that a change must not stay."""
-    asked = [each for each in changes if type(each.action).why_not_stay is not Action.why_not_stay]
+    asked = [each for each in changes if may_give_up(each.action)]
 
     def look() -> None:
         for each in asked:
