@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from diagnose.actions._losses import Losses
 from diagnose.core.command import Command
@@ -156,6 +158,19 @@ def test_ctrl_c_does_not_interrupt_who_counts_steps(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             step_with_a_loader(recorder)
         assert whole == [1]
+
+
+def test_ctrl_c_between_two_steps_keeps_nothing_alive_that_the_script_drops_then(tmp_path):
+    with resting(tmp_path, []) as (recorder, tuning):
+        model = nn.Linear(2, 2)
+        recorder.met.model_appears(model)
+        alive = weakref.ref(model)
+        tuning._job.on_step.append(lambda: signal.raise_signal(signal.SIGINT))
+        assert tuning.command(Command(command="pause-tuning")) == ""
+        with pytest.raises(KeyboardInterrupt):
+            step_with_a_loader(recorder)
+        del model
+        assert alive() is None
 
 
 def test_the_loss_of_a_step_that_nobody_asks_after_is_not_noted():
