@@ -206,6 +206,7 @@ class LiveTuning:
         job.loaders, job.iterators = [], []
         job.models = met.live_modules()
         job.optimizers = met.live_optimizers()
+        job.is_between = not (job.models or job.optimizers) and bool(met.modules or met.optimizers)
         for held, iterated in self._feeds:
             loader, iterator = held(), iterated()
             if loader is not None and iterator is not None:

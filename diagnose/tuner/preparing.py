@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.base import Action, CannotApply, NotYet
+from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import together
 from diagnose.tuner.changes import Changes, may_give_up
@@ -30,9 +31,16 @@ def look(world: World, action: Action, patience_steps: int = PATIENCE_STEPS) -> 
         NotYet: If it may be later.
         CannotApply: If not.
     """
+    refuse_between(world.job)
     action.check(world.job)
     if action.spares_collections:
         world.pauses.check(patience_steps)
+
+
+def refuse_between(job: Job) -> None:
+    """Raises `NotYet` while the script is between two trainings: an action would find nothing then."""
+    if job.is_between:
+        raise NotYet("the script trains nothing at the moment")
 
 
 def prepared(
