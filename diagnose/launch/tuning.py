@@ -102,6 +102,7 @@ class LiveTuning:
             check_numerics=_check_numerics,
             tell=self._tell,
             stop=self.detach,
+            look=self._look,
             ranks=self._ranks,
             commands=self._commands,
             losses=self._latest_losses,
@@ -150,6 +151,7 @@ class LiveTuning:
         self._recorder.on_boundary = None
         self._recorder.rest_until(0)
         self._recorder.inputs = None
+        self._forget()
         self._installed.close()
 
     def _boundary(self) -> None:

@@ -207,6 +207,7 @@ class Controller:
     def _failed(self, error: str) -> None:
         """Something of ours failed where the other ranks do not know of it."""
         if self._world.ranks.num == 1:
+            self._world.look()  # else nobody could tell whether all is undone
             self._end(error)
         elif self.state != "frozen":
             self._freeze("something of ours failed", error)
