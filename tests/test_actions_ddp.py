@@ -98,7 +98,13 @@ def test_bfloat16_changes_the_weights_a_little(scenarios):
 
 
 @pytest.mark.parametrize(
-    "name", ["no-sync", "no-sync of unknown length", "no-sync with a look on one rank"]
+    "name",
+    [
+        "no-sync",
+        "no-sync of unknown length",
+        "no-sync with a look on one rank",
+        "no-sync with another optimizer",
+    ],
 )
 def test_one_average_a_step_gives_the_same_weights_but_for_rounding(scenarios, name):
     assert 0 < scenarios[name]["distance"] < 1e-6

@@ -99,6 +99,19 @@ def test_there_and_back_keeps_every_bit_object_and_address() -> None:
     assert_equal([*weights(model), momentum], [*before, momentum_before])
 
 
+def test_what_an_optimizer_keeps_that_was_made_meanwhile_lies_afterwards_as_its_weights_do() -> None:
+    """A fused step of torch's would compute garbage with another order."""
+    model, optimizer = made()
+    train(model, optimizer, images(8))
+    job = Job(models=[model], optimizers=[optimizer])
+    with ChannelsLast().apply(job, _prepared(job)):
+        optimizer = torch.optim.AdamW(model.parameters())
+        train(model, optimizer, images(8))
+        job.optimizers = [optimizer]
+    kept = [(p, optimizer.state[p]["exp_avg"]) for p in model.parameters()]
+    assert all(moment.stride() == p.stride() for p, moment in kept)
+
+
 def _prepared(job: Job) -> Any:
     return ChannelsLast().prepare(job, None).__enter__()
 

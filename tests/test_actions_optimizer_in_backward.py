@@ -119,3 +119,15 @@ def test_scaled_gradients_keep_the_step_where_it_is(fused: bool, reason: str) ->
     assert scaled.outcome() == alone.outcome()
     with pytest.raises(CannotApply, match=reason), action.apply(scaled.job, None):
         pass
+
+
+def test_another_optimizer_that_steps_instead_finds_the_gradients_from_its_second_step_on() -> None:
+    loop, action = Loop(), OptimizerInBackward()
+    with action.apply(loop.job, None):
+        loop.steps(4)
+        loop.optimizer = torch.optim.SGD(loop.model.parameters(), 1e-2)
+        loop.steps(1)
+        the_loss(loop.model(torch.randn(BATCH, 8))).backward()
+        assert all(p.grad is not None for p in loop.model.parameters())
+    with pytest.raises(CannotApply, match="another optimizer"), action.apply(loop.job, None):
+        pass

@@ -125,6 +125,19 @@ def test_a_step_with_an_overflow_is_left_out_and_the_scale_halves() -> None:
     torch.testing.assert_close(weights(model), [before[0] - 0.1, before[1] - 0.1])
 
 
+def test_another_optimizer_is_given_no_overflow_of_ours() -> None:
+    """It makes each step: nobody could leave one out."""
+    model = nn.Linear(2, 1)
+    loop = Scaled(model, scale=2.0**127)
+    with loop.installed:
+        loop.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = weights(model)
+        loop(torch.tensor([[4.0, 1.0]])).sum().backward()
+        loop.optimizer.step()
+    torch.testing.assert_close(weights(model), [before[0] - torch.tensor([[0.4, 0.1]]), before[1] - 0.1])
+    assert "another optimizer" in loop.failure.reason
+
+
 def test_an_overflow_that_clipping_hides_still_skips_the_step() -> None:
     model = nn.Linear(2, 1)
     loop = Scaled(model)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import sys
 import traceback
+import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -186,6 +188,19 @@ def test_a_parameter_of_another_shape_refuses_before_anything_is_changed():
     snapshot = Snapshot(job)
     model[0].weight.data = torch.zeros(9, 4)
     with pytest.raises(CannotApply, match=r"shape \[8, 4\] has come to be one of \[9, 4\]"):
+        snapshot.check()
+
+
+def test_it_keeps_nothing_that_the_script_is_done_with():
+    model, optimizer, job = training()
+    step(model, optimizer)
+    snapshot = Snapshot(job)
+    alive = [weakref.ref(each) for each in (optimizer, model[0].weight)]
+    job.models, job.optimizers = [], []
+    del model, optimizer
+    gc.collect()  # what torch imports at a first step leaves it in a cycle
+    assert [each() for each in alive] == [None, None]
+    with pytest.raises(CannotApply, match="the script has done with what it had trained"):
         snapshot.check()
 
 

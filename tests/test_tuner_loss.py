@@ -349,3 +349,15 @@ def test_an_error_on_the_way_back_after_an_alarm_ends_the_tuning(where):
     train(machine, control, 300)
     assert control.state == "ended"
     assert f"{where} failed" in machine.last("tuning_error")["error"]
+
+
+def test_what_is_allowed_later_is_set_against_the_loss_before_it():
+    machine = Machine()
+    training = Training(machine)
+    control = tuned(machine, training, Change(machine, "fine", factor=0.5), lossy(machine), policy=Policy())
+    while control.state != "holding":
+        train(machine, control, 1)
+    control._world.commands.append(Command(command="allow", argument="precision"))
+    while control.state != "trying":
+        train(machine, control, 1)
+    assert control._world.loss._level is not None

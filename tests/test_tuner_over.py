@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from diagnose.report._tuning_words import verdict
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.loss_trend import LossAlarm
 from tests.simulated_job import Change, Found, Machine, controller, lead, train
+from tests.simulated_loss import Training, tuned
 from tests.test_tuner_agreement import Meeting, Simulated, train_together
 from tests.test_tuner_commands import told_by
 
@@ -140,6 +142,57 @@ def test_a_trial_whose_model_goes_tells_of_no_gain_that_nobody_saw_and_is_made_a
     train(machine, control, 800)
     assert machine.outcomes() == {"hung": Outcome.KEPT.value}
     assert machine.factors == {"hung": 0.6}
+
+
+def test_so_is_the_trial_of_what_no_finding_asked_for():
+    machine = Machine(seed=2)
+    hung = Hung(machine, "hung", factor=0.6, unasked=True)
+    control = controller(machine, [hung], leads=[])
+    models = control._world.job.models = [nn.Linear(2, 1)]
+    while not machine.factors:
+        train(machine, control, 1)
+    models[:] = [nn.Linear(2, 1)]
+    train(machine, control, 800)
+    assert machine.outcomes() == {"hung": Outcome.KEPT.value}
+
+
+def test_nothing_is_refused_for_good_while_the_script_is_between_two_trainings():
+    class Bound(Hung):
+        def check(self, job: Job) -> None:
+            super().check(job)
+            if not job.models:
+                raise CannotApply("no model has been called in training")
+
+    machine = Machine(seed=2)
+    first, second = Bound(machine, "first", factor=0.6), Bound(machine, "second", factor=0.6)
+    control = controller(machine, [first, second])
+    job = control._world.job
+    job.models = [nn.Linear(2, 1)]
+    while not machine.factors:
+        train(machine, control, 1)
+    job.models, job.is_between = [], True
+    while first.calls[-1] != "unprepare":  # its window has ended with the training
+        train(machine, control, 1)
+    job.models, job.is_between = [nn.Linear(2, 1)], False
+    train(machine, control, 1500)
+    assert machine.outcomes() == {"first": Outcome.KEPT.value, "second": Outcome.KEPT.value}
+
+
+def test_a_loss_that_is_no_number_once_another_model_is_trained_puts_no_weights_back():
+    diverging: list[bool] = []
+    machine = Machine(seed=2)
+    training = Training(machine, lambda: math.nan if diverging else None)
+    control = tuned(machine, training, Hung(machine, "hung", factor=0.6, safety=Safety.PRECISION))
+    models = control._world.job.models = [nn.Linear(2, 1)]
+    while not machine.factors:
+        train(machine, control, 1)
+    models[:] = [nn.Linear(2, 1)]
+    diverging.append(True)
+    train(machine, control, 3)
+    diverging.clear()
+    assert machine.factors == {} and machine.trials() == [] and training.restored == []
+    train(machine, control, 1500)
+    assert machine.outcomes() == {"hung": Outcome.KEPT.value}
 
 
 def test_one_whose_model_goes_in_the_last_windows_tells_of_none_either():

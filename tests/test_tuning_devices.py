@@ -89,6 +89,19 @@ def test_nobody_waits_for_a_cpu(tuning, waited):
     assert waited == []
 
 
+def test_between_two_trainings_the_job_is_known_to_be_so(tuning):
+    tuning._look()
+    assert not tuning._job.is_between, "nothing has been trained yet"
+    model = nn.Linear(2, 2)
+    tuning._recorder.met.model_appears(model)
+    tuning._look()
+    assert not tuning._job.is_between
+    tuning._forget()
+    del model
+    tuning._look()
+    assert tuning._job.is_between
+
+
 @pytest.mark.parametrize("action", [AutocastBf16(), Tf32Matmul()], ids=lambda action: type(action).__name__)
 def test_the_gpu_that_the_model_is_on_must_be_able_to(action: Action, monkeypatch):
     capabilities = {FIRST: (9, 0), None: (9, 0), SECOND: (7, 5)}

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import itertools
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from diagnose.actions._losses import Losses
+from diagnose.actions.base import Action
 from diagnose.core.command import Command
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
 from diagnose.hooks._curious import CURIOUS_UNTIL
 from diagnose.hooks._recorder import Recorder
 from diagnose.launch.tuning import LOSS_STEPS, LiveTuning
+from diagnose.tuner.installed import Installed
 from tests.test_run_tuning import NOTHING_ASKED
 
 OPTIMIZER = 1
@@ -156,6 +163,52 @@ def test_ctrl_c_does_not_interrupt_who_counts_steps(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             step_with_a_loader(recorder)
         assert whole == [1]
+
+
+def test_ctrl_c_between_two_steps_keeps_nothing_alive_that_the_script_drops_then(tmp_path):
+    with resting(tmp_path, []) as (recorder, tuning):
+        model = nn.Linear(2, 2)
+        recorder.met.model_appears(model)
+        alive = weakref.ref(model)
+        tuning._job.on_step.append(lambda: signal.raise_signal(signal.SIGINT))
+        assert tuning.command(Command(command="pause-tuning")) == ""
+        with pytest.raises(KeyboardInterrupt):
+            step_with_a_loader(recorder)
+        del model
+        assert alive() is None
+
+
+class Leaves(Action):
+    """An action that leaves something behind."""
+
+    safety = Safety.EXACT
+    left = 0
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        self.left += 1
+        yield
+
+    def state(self, job: Job) -> Any:
+        return self.left
+
+
+def test_what_fails_after_a_step_while_tuning_rests_is_undone_and_looked_after_as_ever(tmp_path):
+    model = nn.Linear(2, 2)
+    with resting(tmp_path, []) as (recorder, tuning):
+        recorder.met.model_appears(model)
+        tuning._look()
+        tuning._controller._changes.kept.append(Installed("leaves", Leaves(), tuning._job, None))
+        tuning._controller._changes.kept[0].switch(True)
+        tuning._forget()
+        while recorder.steps + 2 >= tuning._until:
+            step_with_a_loader(recorder)
+        tuning._job.on_step.append(lambda: [][0])
+        recorder.boundary_due = 0
+        step_with_a_loader(recorder)
+        assert tuning._controller.state == "ended" and tuning._job.models == []
+    errors = [detail["error"] for *_, kind, detail in recorder.events if kind == "tuning_error"]
+    assert len(errors) == 2 and "IndexError" in errors[0] and "Leaves was not undone" in errors[1]
 
 
 def test_the_loss_of_a_step_that_nobody_asks_after_is_not_noted():

@@ -65,9 +65,10 @@ class Conversion:
     alone.
     """
 
-    def __init__(self, weights: Iterable[torch.nn.Parameter], optimizers: Iterable[Any]) -> None:
+    def __init__(self, weights: Iterable[torch.nn.Parameter], job: Job) -> None:
         self._before = WeakTensorKeyDictionary({weight: weight.data for weight in weights})
-        self._optimizers = WeakSet(optimizers)
+        self._job = job
+        self._optimizers: WeakSet[Any] = WeakSet()
 
     @torch.no_grad()
     def convert(self) -> None:
@@ -78,6 +79,7 @@ class Conversion:
 
     def convert_beside(self) -> None:
         """Converts gradients and the optimizers' tensors as the weights are."""
+        self._optimizers.update(self._job.optimizers)  # the script may have made others since
         for weight in self._before:
             for tensor in self._beside(weight):
                 tensor.data = _like(tensor.data, weight)

@@ -176,7 +176,8 @@ class LossScale:
         penalty on weights, say. Those would be divided by a scale that they never had.
 
         Where all gradients of an optimizer were thrown away, as those that a GAN's generator leaves in its
-        critic are, what overflowed among them is forgotten."""
+        critic are, what overflowed among them is forgotten. Where the optimizer itself was, the steps of
+        another one could not be left out."""
 
         def checked(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -184,7 +185,9 @@ class LossScale:
                 self.give_up("the loop uses a parameter, or an inner result of a model, outside the model")
             for number, alive in self._stepping.items():
                 optimizer = alive()
-                if optimizer is not None and all(p.grad is None for p in _params_of(optimizer)):
+                if optimizer is None:
+                    self.give_up("the script has put another optimizer in place of the one it had")
+                elif all(p.grad is None for p in _params_of(optimizer)):
                     self._overflows[number].zero_()
             return backward(tensors, *args, **kwargs)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from diagnose.actions._gone import emptied_with
 from diagnose.actions._layout import CODES
 from diagnose.actions._loader_choice import available_bytes
 from diagnose.actions._untouched import RandomState, devices_of, put_back
@@ -27,7 +28,8 @@ class Snapshot:
 
     Kept on the host; taking it from a device waits for that. Not kept, because the script's own counters
     cannot be turned back either: learning rates and schedulers, and where the loop is in its data. What the
-    script averages or logs itself is out of reach.
+    script averages or logs itself is out of reach. It all goes with the first optimizer that the script is
+    done with.
 
     Args:
         job: The job, between two steps.
@@ -38,10 +40,10 @@ class Snapshot:
     """
 
     def __init__(self, job: Job, scalers: Iterable[Any] = ()) -> None:
-        self._optimizers = list(job.optimizers)
+        optimizers = list(job.optimizers)
         self._scalers = list(scalers)
         places = list({id(tensor): tensor for tensor in _changed_by_steps(job)}.values())
-        state = [value for optimizer in self._optimizers for value in _tensors(optimizer.state)]
+        state = [value for optimizer in optimizers for value in _tensors(optimizer.state)]
         needed = sum(tensor.numel() * tensor.element_size() for tensor in (*places, *state))
         free = int(available_bytes() * MOST_SHARE / max(1, job.local_ranks))
         if needed > free:
@@ -51,15 +53,19 @@ class Snapshot:
         self._epochs_begun = job.epochs_begun
         self._random = RandomState(devices_of(places))
         self._tensors = [(place, _Held.of(place)) for place in places]
-        self._states = [_copied(optimizer.state) for optimizer in self._optimizers]
+        self._states = [_copied(optimizer.state) for optimizer in optimizers]
+        owners = optimizers or job.models
+        self._owners = [emptied_with(each, self._tensors, self._states) for each in owners]
         self._scales = [{name: _copied(vars(each).get(name)) for name in SCALER} for each in self._scalers]
 
     def check(self) -> None:
         """Looks whether all can be put back.
 
         Raises:
-            CannotApply: If a tensor has another shape now.
+            CannotApply: If a tensor has another shape now, or the script is done with them.
         """
+        if any(owner() is None for owner in self._owners):
+            raise CannotApply("the script has done with what it had trained")
         for place, held in self._tensors:
             if place.shape != held.tensor.shape:
                 now, before = list(place.shape), list(held.tensor.shape)
@@ -74,7 +80,8 @@ class Snapshot:
         with torch.no_grad():
             for place, held in self._tensors:
                 put_back(place, held.tensor)
-            for optimizer, state in zip(self._optimizers, self._states, strict=True):
+            for owner, state in zip(self._owners, self._states, strict=False):
+                optimizer: Any = owner()
                 for gone in optimizer.state.keys() - state.keys():
                     del optimizer.state[gone]
                 _refill(optimizer.state, state)

@@ -103,7 +103,7 @@ class ChannelsLast(Action):
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         prepared.refuse_again()
-        conversion = Conversion(weights_to_convert(job), job.optimizers)
+        conversion = Conversion(weights_to_convert(job), job)
 
         def careful() -> Careful:
             # The weights are converted for an evaluation, too, which wants its outputs as they were.

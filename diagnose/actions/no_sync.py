@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
+
 from diagnose.actions._ddp import wrapped
 from diagnose.actions._ddp_accumulation import SAME_STEPS, Accumulation
 from diagnose.actions._routes import routed
@@ -43,7 +45,7 @@ class NoSync(Action):
     excludes = frozenset({"static-graph"})
     touches = "ranks"
     learning_steps = SAME_STEPS + 1
-    hangs_on = ("models", "optimizers")
+    hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -81,7 +83,8 @@ class NoSync(Action):
         if not prepared.passes or prepared.unclear:
             raise NotYet("its last steps did not take the same number of passes")
         with ExitStack() as stack:
-            _average_before_steps(job, prepared, stack)
+            # Also before those of an optimizer that the script makes later on: it may take fewer batches.
+            stack.callback(register_optimizer_step_pre_hook(prepared.average).remove)
             stack.callback(setattr, prepared, "leaves_out", False)
             prepared.leaves_out = True
             yield
@@ -97,11 +100,7 @@ class NoSync(Action):
     def state(self, job: Job) -> Any:
         """See `Action.state`. Counting is no part of it."""
         counting = [_ours(call) for call in job.on_step]
-        hooks = [
-            _ours(hook)
-            for optimizer in job.optimizers
-            for hook in optimizer._optimizer_step_pre_hooks.values()
-        ]
+        hooks = map(_ours, _global_optimizer_pre_hooks.values())
         return [each for each in counting if each is not None and each.leaves_out], [
             each for each in hooks if each is not None
         ]
@@ -109,11 +108,6 @@ class NoSync(Action):
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
         return {"advice": "with model.no_sync(): ...  # around all but the last batch of a step"}
-
-
-def _average_before_steps(job: Job, accumulation: Accumulation, stack: ExitStack) -> None:
-    for optimizer in job.optimizers:
-        stack.callback(optimizer.register_step_pre_hook(accumulation.average).remove)
 
 
 def _remove(calls: list[Any], own: Any) -> None:

@@ -34,7 +34,8 @@ class OptimizerInBackward(Action):
 
     ## When it takes effect
     After two steps that are only watched: if there gradients are accumulated, clipped, scaled or otherwise
-    changed before the step, or the settings are, it stays out, and says so when it is tried again.
+    changed before the step, or the settings are, it stays out, and says so when it is tried again. Later
+    it does so from the second pass on that no step of the optimizer follows.
 
     ## When it cannot help
     It saves the memory of the gradients and no time: named with `--only` it stays for that, unless steps
@@ -134,6 +135,7 @@ class EarlySteps:
         self._watched = 0
         self._out = False
         self._arrived: dict[int, tuple[int, int, torch.Tensor]] = {}
+        self._updated: set[int] = set()
         self._settings: Any = None
         self._step = getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)
 
@@ -165,7 +167,11 @@ class EarlySteps:
         if self._out or optimizer is None or parameter.grad is None:
             return
         if self._watched >= WATCHED_STEPS:
-            self._update(optimizer, parameter)
+            if id(parameter) in self._updated:  # no step of the optimizer has come in between
+                self._stay_out("the script has come to add up gradients, or to step another optimizer")
+            else:
+                self._updated.add(id(parameter))
+                self._update(optimizer, parameter)
             return
         if id(parameter) in self._arrived:
             self._stay_out("gradients of several backward passes are added up")
@@ -182,6 +188,7 @@ class EarlySteps:
             self._stay_out(f"it failed in use: {in_short(error)}")
 
     def _look(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._updated.clear()
         if self._out or self._watched >= WATCHED_STEPS:
             return
         if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):

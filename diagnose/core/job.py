@@ -32,6 +32,7 @@ class Job:
         device: `cpu`, `cuda`, ... of the first parameter.
         torch_device: Its device in full, with the number of the GPU. `None`, which to torch is the current
             one, where nobody has looked.
+        is_between: Whether the script has done with all that it has trained, and trains nothing yet.
         local_ranks: Training processes on this machine.
         facts: What the hooks have learnt, by name.
         steps: Steps that have ended.
@@ -54,6 +55,7 @@ class Job:
     on_step: list[Callable[[], None]] = field(default_factory=list)
     device: str = "cpu"
     torch_device: Any = None
+    is_between: bool = False
     local_ranks: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
     steps: int = 0

@@ -102,6 +102,7 @@ class LiveTuning:
             check_numerics=_check_numerics,
             tell=self._tell,
             stop=self.detach,
+            look=self._look,
             ranks=self._ranks,
             commands=self._commands,
             losses=self._latest_losses,
@@ -122,9 +123,12 @@ class LiveTuning:
     def finish(self) -> None:
         """The script ends: everything is undone."""
         self._look()
-        with interrupts_wait() as self._ranks.interrupted:
-            self._controller.finish()
-        self._ranks.close()
+        try:
+            with interrupts_wait() as self._ranks.interrupted:
+                self._controller.finish()
+        finally:
+            self._forget()
+            self._ranks.close()
 
     def command(self, command: Command) -> str:
         """Takes a command for the next time that nothing is being tried; returns why it cannot.
@@ -147,6 +151,7 @@ class LiveTuning:
         self._recorder.on_boundary = None
         self._recorder.rest_until(0)
         self._recorder.inputs = None
+        self._forget()
         self._installed.close()
 
     def _boundary(self) -> None:
@@ -171,13 +176,13 @@ class LiveTuning:
         self._samples = self._recorder.samples
         # A step that was not seen to end is ended by the next one.
         self._ranks.an_epoch_begins, self._epoch_began = self._begun or self._epoch_began, self._begun
-        with interrupts_wait() as self._ranks.interrupted:
-            self._controller.boundary(self._recorder.steps, aside, self._begun, num_samples)
+        try:
+            with interrupts_wait() as self._ranks.interrupted:
+                self._controller.boundary(self._recorder.steps, aside, self._begun, num_samples)
+        finally:
+            self._forget()
         self._begun = False
         self._in_window = self.window(self._controller.state in CALM)
-        # Else an object that the script is done with would stay alive.
-        self._job.models, self._job.optimizers = [], []
-        self._job.loaders, self._job.iterators = [], []
         self._rest()
 
     def _rest(self) -> None:
@@ -203,6 +208,7 @@ class LiveTuning:
         job.loaders, job.iterators = [], []
         job.models = met.live_modules()
         job.optimizers = met.live_optimizers()
+        job.is_between = not (job.models or job.optimizers) and bool(met.modules or met.optimizers)
         for held, iterated in self._feeds:
             loader, iterator = held(), iterated()
             if loader is not None and iterator is not None:
@@ -216,6 +222,11 @@ class LiveTuning:
             if parameter is not None:
                 job.device, job.torch_device = parameter.device.type, parameter.device
                 break
+
+    def _forget(self) -> None:
+        """Lets go of what `_look` has found: an object that the script is done with would stay alive."""
+        self._job.models, self._job.optimizers = [], []
+        self._job.loaders, self._job.iterators = [], []
 
     def _begins(self, loader: Any, iterator: Any) -> None:
         """The loop begins to iterate over a loader for training: its last iterator is done with."""

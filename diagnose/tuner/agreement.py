@@ -114,7 +114,7 @@ def together(
     for kind, error in ((FAILED, RankFailed), (REFUSED, CannotApply), (NOT_YET, NotYet)):
         said = {rank: text for rank, (told, text) in enumerate(outcomes) if told == kind}
         if said:
-            raise error(_whose(said, ranks.num))
+            raise error(whose(said, ranks.num))
     return [result for _, result in outcomes]
 
 
@@ -139,7 +139,7 @@ def apart(world: World, work: Callable[[], Any]) -> Any:
         world.synchronize()
 
 
-def _whose(said: dict[int, str], num_ranks: int) -> str:
+def whose(said: dict[int, str], num_ranks: int) -> str:
     """What ranks said, with their numbers unless all said the same."""
     texts = list(dict.fromkeys(said.values()))
     if len(said) == num_ranks and len(texts) == 1:
@@ -196,7 +196,7 @@ def heed_loss(told: Sequence[list[Any]]) -> None:
     """Raises `LossAlarm` on every rank if one of them has said so."""
     said = {rank: alarm for rank, (alarm, _) in enumerate(told) if alarm}
     if said:
-        raise LossAlarm(_whose(said, len(told)), any(fatal for _, fatal in told))
+        raise LossAlarm(whose(said, len(told)), any(fatal for _, fatal in told))
 
 
 def switch(world: World, changes: Sequence[Installed], on: bool) -> None:

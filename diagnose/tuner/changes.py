@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.trial import Safety
-from diagnose.tuner.agreement import switch, together
+from diagnose.tuner.agreement import switch, together, whose
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.world import World
 
@@ -98,19 +98,28 @@ class Changes:
             self._world.tell("dropped", {"action": installed.name, "reason": reason})
 
     def let_go(self) -> None:
-        """Takes out what is over on some rank: there it could not be put in force again."""
-        hung = [each for each in self.kept if each.action.hangs_on]
-        if not hung:
+        """Takes out what is over on some rank, as there it could not be put in force again, and what one
+        has found not to be fit to stay."""
+        asked = [each for each in self.kept if each.action.hangs_on or may_give_up(each.action)]
+        if not asked:
             return
-        told = self._world.ranks.exchange("what is over", [each.is_over() for each in hung])
-        self._ended(*[each for each, *on_ranks in zip(hung, *told, strict=True) if any(on_ranks)])
+        look = lambda: [[each.is_over(), each.why_not_stay()] for each in asked]  # noqa: E731
+        try:
+            told = together(self._world, "looking after what is kept", look)
+        except CannotApply:  # for lack of memory: it is looked after again soon
+            return
+        for installed, *on_ranks in reversed(list(zip(asked, *told, strict=True))):
+            said = {rank: reason for rank, (_, reason) in enumerate(on_ranks) if reason}
+            if any(is_over for is_over, _ in on_ranks):
+                self._ended(installed)
+            elif said:
+                self.drop(whose(said, len(on_ranks)), installed)
 
-    def _ended(self, *over: Installed) -> None:
+    def _ended(self, over: Installed) -> None:
         """Takes out what is over."""
-        self.remove(*over)
-        for installed in over:
-            self.over.add(installed.name)
-            self._world.tell("over", {"action": installed.name})
+        self.remove(over)
+        self.over.add(over.name)
+        self._world.tell("over", {"action": over.name})
 
     def in_force(self) -> list[str]:
         """Returns the names of the actions in force, tried ones among them."""
@@ -142,6 +151,11 @@ class Changes:
         if interrupt is not None:
             raise interrupt
         return errors
+
+
+def may_give_up(action: Action) -> bool:
+    """Whether it is one that is asked why it must not stay."""
+    return type(action).why_not_stay is not Action.why_not_stay
 
 
 def needs_others(action: Action) -> bool:

@@ -146,11 +146,11 @@ class Controller:
     # -- the plan
 
     def _tune(self) -> Plan[None]:
-        asking, warmup, more, alarmed = self._asking, WARMUP_STEPS, True, False
+        asking, warmup, more, observes = self._asking, WARMUP_STEPS, True, False
         while more:
             try:
-                if asking.leads is None or alarmed:
-                    alarmed = False
+                if asking.leads is None or observes:
+                    observes = False
                     yield from asking.observe(warmup)
                 if asking.leads is None:
                     while warmup == WARMUP_STEPS and asking.is_nearly_over():
@@ -160,8 +160,10 @@ class Controller:
                 more = yield from self._hold()
             except LossAlarm as alarm:
                 yield from self._loss.answer(alarm, self._course.spending)
-                alarmed = True
-            self._seeking.done -= self._orders.reopen()
+                observes = True
+            if again := self._orders.reopen():
+                self._seeking.done -= again
+                observes = True  # what is tried then is set against the loss before it
             warmup = 1
 
     def _reuse(self, wanted: Sequence[Kept]) -> Plan[None]:
@@ -205,6 +207,7 @@ class Controller:
     def _failed(self, error: str) -> None:
         """Something of ours failed where the other ranks do not know of it."""
         if self._world.ranks.num == 1:
+            self._world.look()  # else nobody could tell whether all is undone
             self._end(error)
         elif self.state != "frozen":
             self._freeze("something of ours failed", error)

@@ -15,7 +15,7 @@ from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_watch import LossWatch
 from diagnose.tuner.orders import Orders
 from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest, against_untouched
-from diagnose.tuner.preparing import refuse_over, refuse_to_stay
+from diagnose.tuner.preparing import refuse_over
 from diagnose.tuner.windows import measure
 from diagnose.tuner.world import Course, Plan, World
 
@@ -87,7 +87,7 @@ class Holding:
                 self._course.enter("holding" if self._changes.kept else "waiting")
                 yield from self._orders.let_pass(LOOK_STEPS, until_reopened=True)
                 self._loss.heed()
-                self._drop_what_must_go()
+                self._changes.let_go()
                 if self._orders.reopened or looks_again():
                     return True
             if self._changes.kept:
@@ -115,15 +115,6 @@ class Holding:
         """Returns the steps between two measurements of what is kept, by how many the last one has lost."""
         same = self._changes.kept == self._confirmed
         return max(RECHECK_STEPS, round(self._lost / RECHECK_SHARE) if same else 0)
-
-    def _drop_what_must_go(self) -> None:
-        """Undoes what has nothing left to work on, or has turned out not to be fit to stay."""
-        self._changes.let_go()
-        for installed in list(self._changes.kept):
-            try:
-                refuse_to_stay(self._world, [installed])
-            except CannotApply as refusal:
-                self._changes.drop(str(refusal), installed)
 
     def _measure(self, kind: str, pairs: int, enough: Callable[[Measured], bool]) -> Plan[int]:
         """Measures what is kept, all on against all off, and undoes it where steps have come to be slower.

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.base import Action, CannotApply, NotYet
+from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import together
-from diagnose.tuner.changes import Changes
+from diagnose.tuner.changes import Changes, may_give_up
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.pauses import PATIENCE_STEPS
 from diagnose.tuner.world import Numerics, Plan, Spending, World
@@ -30,9 +31,16 @@ def look(world: World, action: Action, patience_steps: int = PATIENCE_STEPS) -> 
         NotYet: If it may be later.
         CannotApply: If not.
     """
+    refuse_between(world.job)
     action.check(world.job)
     if action.spares_collections:
         world.pauses.check(patience_steps)
+
+
+def refuse_between(job: Job) -> None:
+    """Raises `NotYet` while the script is between two trainings: an action would find nothing then."""
+    if job.is_between:
+        raise NotYet("the script trains nothing at the moment")
 
 
 def prepared(
@@ -96,7 +104,7 @@ def _compared(world: World, installed: Installed, spending: Spending) -> str:
 
 def refuse_to_stay(world: World, changes: Sequence[Installed]) -> None:
     """Raises `CannotApply` on every rank if one has found that a change must not stay."""
-    asked = [each for each in changes if type(each.action).why_not_stay is not Action.why_not_stay]
+    asked = [each for each in changes if may_give_up(each.action)]
 
     def look() -> None:
         for each in asked:

@@ -10,7 +10,7 @@ from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.policy import Policy
-from diagnose.tuner.preparing import needs_leave, prepared
+from diagnose.tuner.preparing import needs_leave, prepared, refuse_between
 from diagnose.tuner.windows import settle
 from diagnose.tuner.world import Course, Plan, Spending, World
 
@@ -96,6 +96,7 @@ def _put(world: World, policy: Policy, changes: Changes, wanted: Kept, spending:
 
 
 def _look(world: World, action: Action, wanted: Kept) -> None:
+    refuse_between(world.job)
     action.check(world.job)
     if wanted.value is None and None not in (values := action.values(world.job)):
         raise CannotApply("it needs a value" + (f", such as {values[0]}" if values else ""))

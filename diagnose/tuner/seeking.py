@@ -134,13 +134,14 @@ class Seeking:
             looked_at_ns=min([self._asking.looked_at_ns, *measured]),
         )
         trial = yield from self._attempt.run()
-        if self._attempt.too_dear:
+        too_dear = self._attempt.too_dear
+        if too_dear:
             self._too_dear.add(candidate.name)
         self._attempt = None
         if trial.outcome is Outcome.NOT_ALLOWED:
             self._orders.without_leave[candidate.name] = trial.safety
         if trial.outcome is Outcome.NOT_YET:
-            if candidate.asked:
+            if candidate.asked or not too_dear:
                 self.postponed[candidate.name] = replace(trial, outcome=Outcome.REFUSED)
         elif candidate.asked or trial.measured is not None or trial.outcome not in NEVER_BEGUN:
             self._tell(trial)

@@ -140,8 +140,9 @@ class Attempt:
         except CannotApply as refusal:
             self._test = None
             self._changes.remove(*self._changes.tried)
-            outcome = Outcome.NOT_YET if isinstance(refusal, NotYet) else Outcome.REFUSED
-            return self._trial(outcome, str(refusal), test)
+            if isinstance(refusal, NotYet):
+                return self._trial(Outcome.NOT_YET, str(refusal))
+            return self._trial(Outcome.REFUSED, str(refusal), test)
         except LossAlarm as alarm:
             outcome, reason = yield from self._cut_short(alarm)
             return self._trial(outcome, reason, test if outcome is Outcome.CANNOT_TELL else None)
@@ -194,6 +195,12 @@ class Attempt:
 
     def _cut_short(self, alarm: LossAlarm) -> Plan[tuple[Outcome, str]]:
         """The loss went wrong: takes out what is tried. Returns what became of the trial, and why."""
+        try:
+            refuse_over(self._world, self._changes.tried)
+        except NotYet as refusal:  # the loss is that of another model
+            self._changes.remove(*self._changes.tried)
+            self._world.loss.restart()
+            return Outcome.NOT_YET, str(refusal)
         if self._way_back is not None and self._changes.tried:
             return (yield from self._way_back.take(self._candidate.action, alarm))
         # Before it was in force, or of one that changes no numbers: an earlier change is to blame.

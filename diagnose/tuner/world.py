@@ -97,6 +97,7 @@ class World:
         check_numerics: Compares what the job computes with an action and without.
         tell: Writes down what happened: kind and details, JSON's types only.
         stop: Called when nothing is left to be done at step ends.
+        look: Fills the job with what the loop uses now, where that was not done as tuning rested.
         clock: Nanoseconds.
         synchronize: Waits until the device has done what it was given; nothing on a CPU.
         uncounted: While open, the memory of a device that is needed counts as no need of the script's.
@@ -116,6 +117,7 @@ class World:
     check_numerics: Callable[[Job, Installed], Numerics]
     tell: Callable[[str, dict[str, Any]], None]
     stop: Callable[[], None]
+    look: Callable[[], None] = lambda: None
     clock: Callable[[], int] = perf_counter_ns
     synchronize: Callable[[], None] = lambda: None
     uncounted: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -44,14 +44,20 @@ def batches(steps):
     return DataLoader(TensorDataset(torch.randn(4 * steps, 16, generator=generator)), batch_size=4)
 
 
-def train(model, accumulate=1, batches_per_epoch=STEPS, epochs=1, of_known_length=True, look=0, each=None):
+def train(
+    model, accumulate=1, batches_per_epoch=STEPS, epochs=1, of_known_length=True, look=0, then=0, each=None
+):
     """Returns what the reducer said of itself after each step.
 
-    From epoch `look` on the first rank calls its model once more in each step.
+    From epoch `look` on the first rank calls its model once more in each step. After the first epoch comes
+    another optimizer, which steps on `then` batches.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     said = []
     for epoch in range(epochs):
+        if then and epoch == 1:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            accumulate = then
         loader = batches(batches_per_epoch)
         if not of_known_length:
             loader = list(loader)
@@ -168,6 +174,9 @@ scenarios = {
     ),
     "no-sync with a look on one rank": without_averages(
         look=1, accumulate=3, batches_per_epoch=21, epochs=2
+    ),
+    "no-sync with another optimizer": without_averages(
+        then=2, accumulate=3, batches_per_epoch=21, epochs=2, of_known_length=False
     ),
     "no-sync of one batch": without_averages(),
     "no-sync with batch norm": without_averages(norm=True, accumulate=3, batches_per_epoch=21, epochs=2),
