@@ -231,7 +231,6 @@ class ReducerAction(Action):
     hangs_on = ("models",)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return settings_in_force(job)
 
 
@@ -249,7 +248,6 @@ class GradientHook(ReducerAction):
         cls.excludes = HOOKS - {cls.__module__.rpartition(".")[2].replace("_", "-")}
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         in_float32(job, self.copies)
 
     def reduce(self, model: DistributedDataParallel, prepared: Any) -> Reduce:
@@ -257,5 +255,4 @@ class GradientHook(ReducerAction):
         raise NotImplementedError
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
         return with_fresh_reducers(in_float32(job), reduce=lambda model: self.reduce(model, prepared))

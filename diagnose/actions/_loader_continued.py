@@ -135,7 +135,6 @@ class ContinuingWorker(Workers):
         return super().ask(index)
 
     def forget(self, numbers: Collection[int]) -> None:
-        """See `Workers.forget`."""
         super().forget(numbers)
         self.begin_anew()
 
@@ -167,12 +166,10 @@ class ContinuingPool(Pool):
         return super().broken or ("the training loop has drawn random numbers" if self.workers.void else "")
 
     def refresh(self, loader: Any, batches: Any) -> None:
-        """See `Pool.refresh`."""
         super().refresh(loader, batches)
         self.workers.begin_anew()
 
     def received(self, data: Any) -> Any:
-        """See `Pool.received`."""
         made = self.workers.received(data)
         if self.workers.surprises >= DRAWS and not self.refused:
             self.refused = "the training loop draws random numbers itself between two batches"

@@ -43,22 +43,18 @@ class LoaderServing(Action):
     reseeded: ClassVar[bool] = False
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         found = sources(job, reseeded=self.reseeded)
         if cores(job) < 2 and not any(waiting(source.probed) for source in found):
             raise CannotApply("there is one CPU: a worker would take it from training")
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         return counts(job, sources(job, reseeded=self.reseeded)[0])
 
     def largest(self, job: Job) -> int | None:
-        """See `Action.largest`."""
         return most_workers(job, sources(job, reseeded=self.reseeded)[0])
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         num_workers = value or cores(job)
         found = sources(job, reseeded=self.reseeded)
         # Batches are compared with those of the script's own workers, which are asked for some already.
@@ -74,19 +70,15 @@ class LoaderServing(Action):
             yield pools
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
         return in_force(job, prepared)
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return refusal(prepared)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return shape(job)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         if reason := not_like_torchs(job):
             return {"note": f"num_workers={value} is not written into the script: {reason}"}
         settings = {"DataLoader.num_workers": str(value), "note": PERSISTENT}

@@ -43,7 +43,6 @@ class Pieces(Segment):
         self._kept: Inputs = self.inputs
 
     def forward(self) -> Any:
-        """See `Segment.forward`."""
         self._kept = copied(self.inputs)  # the script may write to them before its backward pass
         try:
             return self.in_pieces(self.model)
@@ -52,7 +51,6 @@ class Pieces(Segment):
             return super().forward()
 
     def backward(self, gradients: Gradients, keep: bool) -> Gradients:
-        """See `Segment.backward`."""
         if not self._bounds:
             return super().backward(gradients, keep)
         return self.sum_of_pieces(gradients)

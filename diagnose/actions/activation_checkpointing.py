@@ -56,7 +56,6 @@ class ActivationCheckpointing(Action):
     hangs_on = ("blocks",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         refuse_unless_short(job)
         for model in models_with_weights(job):
             refuse_sharded(model)
@@ -69,7 +68,6 @@ class ActivationCheckpointing(Action):
             raise CannotApply("no model has blocks that follow each other in a list")
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         return SHARES
 
     @contextmanager
@@ -82,12 +80,10 @@ class ActivationCheckpointing(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         with checkpointed(_fit(prepared)):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return {
             (index, name): vars(module).get(SLOT, "torch's own")
             for index, model in enumerate(job.models)

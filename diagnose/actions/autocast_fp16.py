@@ -54,7 +54,6 @@ class AutocastFp16(Action):
     hangs_on = ("models", "optimizers")
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if job.device != "cuda":
             raise CannotApply("fp16 is for GPUs; the model is on another device")
         if len({p.device for model in job.models for p in model.parameters()}) > 1:
@@ -63,7 +62,6 @@ class AutocastFp16(Action):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         failure = Failure()
         with on_its_gpu(job):
             refuse_slower(job.device, torch.float16)
@@ -72,7 +70,6 @@ class AutocastFp16(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         failure, scale = prepared
         failure.refuse_again()
         route = scale.through(under_autocast(job.device, torch.float16))
@@ -86,7 +83,6 @@ class AutocastFp16(Action):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         params = [p for model in job.models for p in model.parameters()]
         hooks = [len(p._backward_hooks or ()) for p in params]
         steps = [

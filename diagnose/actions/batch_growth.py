@@ -73,7 +73,6 @@ class BatchGrowth(Action):
     hangs_on = ("optimizers",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         refuse_unfit(job)
         if not job.epochs_ended:
             raise NotYet("the loop has not asked for a batch beyond an epoch's last one yet: it may count")
@@ -88,7 +87,6 @@ class BatchGrowth(Action):
             raise CannotApply("a step may need more memory for a larger batch than is free")
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         num_batches = len(job.iterators[-1]._index_sampler)
         peak, free = _peak_bytes(job), _free_bytes(job)
         return [
@@ -98,12 +96,10 @@ class BatchGrowth(Action):
         ]
 
     def largest(self, job: Job) -> int | None:
-        """See `Action.largest`."""
         return max((value for value in self.values(job) if value is not None), default=None)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         self.check(job)
         batches = job.iterators[-1]
         ahead = (
@@ -115,7 +111,6 @@ class BatchGrowth(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         size, grown, schedules = prepared
         if refused := grown.refused or schedules.refused:
             raise CannotApply(refused)
@@ -132,12 +127,10 @@ class BatchGrowth(Action):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         _, grown, schedules = prepared
         return str(grown.refused or schedules.refused)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return (
             _BaseDataLoaderIter._next_index,
             len(job.on_iterator),

@@ -81,7 +81,6 @@ class ChannelsLast(Action):
     hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         refuse_compiled(job)
         refuse_wrapped(job)
         refuse_flattened()
@@ -96,12 +95,10 @@ class ChannelsLast(Action):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         yield Failure()
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         prepared.refuse_again()
         conversion = Conversion(weights_to_convert(job), job.optimizers)
 
@@ -118,7 +115,6 @@ class ChannelsLast(Action):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         held = [p for model in job.models for p in model.parameters() if p.dim() == 4]
         # Not each tensor's layout: an optimizer may have got its state in the meantime.
         unlike = sum(

@@ -51,7 +51,6 @@ class DatasetCache(Action):
     excludes = frozenset({"loader-workers", "loader-workers-reseeded"})
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         epochs = max((known["epochs"] for known in job.facts.get("loaders", ())), default=0)
         if epochs < 2:
             raise NotYet("no sample has come a second time yet: the script is in its first epoch")
@@ -59,7 +58,6 @@ class DatasetCache(Action):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         cache = _cache(job)
         self.settle_steps = cache.num_batches
 
@@ -82,7 +80,6 @@ class DatasetCache(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         if prepared.samples.refused:
             raise CannotApply(prepared.samples.refused)
         try:
@@ -92,7 +89,6 @@ class DatasetCache(Action):
             prepared.serve(False)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         fetchers = [batches._dataset_fetcher for batches in job.iterators if not batches._num_workers]
         views = [fetcher.dataset for fetcher in fetchers if isinstance(fetcher.dataset, Remembering)]
         return any(view.serving for view in views), any(view.is_over for view in views)

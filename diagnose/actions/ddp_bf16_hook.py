@@ -34,11 +34,9 @@ class DdpBf16Hook(GradientHook):
     safety = Safety.PRECISION
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
-        """See `GradientHook.reduce`."""
         return averaged_in_bf16
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         if job.device == "cpu":
             return {}  # torch's own wants NCCL: what is ours can be put in force by --apply
         hook = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook"

@@ -39,7 +39,6 @@ class DdpBucketSize(ReducerAction):
     touches = "ranks"
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         for model in wrapped(job):
             if vars(model).get("bucket_bytes_cap_list"):
                 raise CannotApply("the script has chosen the size of each bucket (bucket_cap_mb_list)")
@@ -58,11 +57,9 @@ class DdpBucketSize(ReducerAction):
         return values
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
         return with_fresh_reducers(wrapped(job), lambda model: _set_size(model, prepared))
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"DistributedDataParallel.bucket_cap_mb": str(value)}
 
 

@@ -42,7 +42,6 @@ class DdpFp16Hook(GradientHook):
     safety = Safety.PRECISION
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
-        """See `GradientHook.reduce`."""
         return InRounds("averaged_in_fp16", averaged, at_the_end=True)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:

@@ -44,7 +44,6 @@ class DdpFp16ScaledHook(GradientHook):
     safety = Safety.PRECISION
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
-        """See `GradientHook.reduce`."""
         return InRounds("averaged_in_scaled_fp16", averaged)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:

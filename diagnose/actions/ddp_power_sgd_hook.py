@@ -41,18 +41,15 @@ class DdpPowerSgdHook(GradientHook):
     copies = 2
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         super().check(job)
         if not any(is_worth_it(p) for model in wrapped(job) for p in model.parameters() if p.requires_grad):
             raise CannotApply(f"no weight is large enough to be sent in {RANK} columns")
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         yield WeakKeyDictionary({model: LowRank() for model in in_float32(job)})
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
-        """See `GradientHook.reduce`."""
         return InRounds("averaged_in_low_rank", prepared.setdefault(model, LowRank()).averaged)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:

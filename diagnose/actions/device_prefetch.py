@@ -71,7 +71,6 @@ class DevicePrefetch(Action):
     settle_steps = 1 + CLOSELY  # the first step has no copy yet
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if job.device != "cuda" or not torch.cuda.is_available():
             raise CannotApply("the model is not on a GPU: there is nothing to copy to")
         allocator_of(job)
@@ -85,7 +84,6 @@ class DevicePrefetch(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         side, failure = prepared
         failure.refuse_again()
         copies, num_begun = Copies(side, failure), 0
@@ -122,11 +120,9 @@ class DevicePrefetch(Action):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return str(prepared[1].reason)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return shape(job), torch.Tensor.to, torch.Tensor.cuda
 
 

@@ -45,7 +45,6 @@ class EightBitStates(Action):
     hangs_on = ("optimizers",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         _eligible(job)
 
     @contextmanager
@@ -55,7 +54,6 @@ class EightBitStates(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: list[list[str]]) -> Iterator[None]:
-        """See `Action.apply`."""
         with ExitStack() as stack:
             prepared += entered(stack, map(in_bytes, _eligible(job)))
             yield
@@ -65,7 +63,6 @@ class EightBitStates(Action):
         return next(chain(*prepared), "")
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return [_state(optimizer) for optimizer in job.optimizers]
 
 

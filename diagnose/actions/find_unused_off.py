@@ -34,7 +34,6 @@ class FindUnusedOff(ReducerAction):
     excludes = frozenset({"static-graph"})
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         models = wrapped(job)
         if not any(model.find_unused_parameters for model in models):
             raise CannotApply("find_unused_parameters is off already")
@@ -44,11 +43,9 @@ class FindUnusedOff(ReducerAction):
             raise CannotApply("some parameters got no gradient in the last step")
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
         return with_fresh_reducers(wrapped(job), _stop_looking)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"DistributedDataParallel.find_unused_parameters": "False"}
 
 

@@ -50,28 +50,23 @@ class ForkContinuation(Action):
     settle_steps = PREFETCH_FACTOR + 1
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         found = _random_sources(job)
         if cores(job) < 2 and not any(waiting(source.probed) for source in found):
             raise CannotApply("there is one CPU: a worker would take it from training")
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         found = _random_sources(job)
         with started(found, 1, PREFETCH_FACTOR, exact=True, kind=ContinuingPool) as pools:
             yield pools
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
         return in_force(job, prepared)
 
     def why_not_stay(self, prepared: Sequence[ContinuingPool]) -> str:
-        """See `Action.why_not_stay`."""
         return refusal(prepared)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return shape(job)
 
 

@@ -62,11 +62,9 @@ class FusedOptimizer(Action):
     unasked = True
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         _eligible(job)
 
     def check_unasked(self, job: Job) -> None:
-        """See `Action.check_unasked`."""
         eligible = _eligible(job)
         if job.device != "cpu" and all(map(support, eligible)):
             raise CannotApply(
@@ -83,7 +81,6 @@ class FusedOptimizer(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: list[list[str]]) -> Iterator[None]:
-        """See `Action.apply`."""
         with ExitStack() as stack:
             prepared += entered(stack, (implementation(each)(each) for each in _eligible(job)))
             yield
@@ -93,7 +90,6 @@ class FusedOptimizer(Action):
         return next(chain(*prepared), CLIPPING.why_broken())
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return [_state(optimizer) for optimizer in job.optimizers]
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:

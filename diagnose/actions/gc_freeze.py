@@ -70,7 +70,6 @@ class GcFreeze(Action):
     spares_collections = True
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if not gc.isenabled() or not gc.get_threshold()[0]:
             raise CannotApply("the script has switched the garbage collector off")
         if gc.get_freeze_count():
@@ -78,13 +77,11 @@ class GcFreeze(Action):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         gc.collect()  # what is garbage now would be frozen
         yield value
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         self.check(job)
         thresholds = gc.get_threshold()
         collect = _Collections().step
@@ -101,11 +98,9 @@ class GcFreeze(Action):
             gc.unfreeze()
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return gc.isenabled(), gc.get_threshold(), bool(gc.get_freeze_count()), list(job.on_step)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         thresholds = ", ".join(map(str, (ALLOCATIONS, gc.get_threshold()[1], NEVER)))
         before = f"gc.collect(); gc.freeze(); gc.set_threshold({thresholds})"
         return {"advice": f"{before} right before the loop, and gc.collect(1) at the end of each step."}

@@ -60,14 +60,12 @@ class GradientAccumulation(Action):
     hangs_on = ("optimizers",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if not job.optimizers:
             raise CannotApply("no optimizer has stepped")
         for optimizer in job.optimizers:
             refuse_without_rule(optimizer)
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         return SIZES
 
     @contextmanager
@@ -89,7 +87,6 @@ class GradientAccumulation(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         size, grouped = prepared
         with ExitStack() as stack:
             for steps in grouped:
@@ -99,11 +96,9 @@ class GradientAccumulation(Action):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return next((steps.refused for steps in prepared[1] if steps.refused), "")
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         names = ("step_pre", "step_post", "state_dict_pre")
         hooks = [
             tuple(getattr(each, f"_optimizer_{name}_hooks")) for each in job.optimizers for name in names

@@ -66,12 +66,10 @@ class LoaderPrefetch(Action):
     window_steps = 20
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if not self.values(job):
             raise CannotApply("twice as many batches kept ready would not fit into a tenth of the memory")
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         served = _served(job)
         room = available_bytes() * MEMORY_SHARE
         fitting = []
@@ -86,19 +84,16 @@ class LoaderPrefetch(Action):
         return fitting
 
     def largest(self, job: Job) -> int | None:
-        """See `Action.largest`."""
         return max((value for value in self.values(job) if value is not None), default=None)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         assert value is not None
         self.settle_steps = max(self.settle_steps, *(value * workers + 1 for _, workers, _ in _served(job)))
         yield value
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         depth = Depth(prepared)
         loaders = [ref(loader) for loader, _ in _loaders(job)]
 
@@ -113,11 +108,9 @@ class LoaderPrefetch(Action):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return shape(job)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         if reason := not_like_torchs(job):
             return {"note": f"prefetch_factor={value} is not written into the script: {reason}"}
         return {"DataLoader.prefetch_factor": str(value)}

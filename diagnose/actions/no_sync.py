@@ -46,7 +46,6 @@ class NoSync(Action):
     hangs_on = ("models", "optimizers")
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         models = wrapped(job)
         if len(models) > 1 or len(job.optimizers) > 1:
             raise CannotApply(
@@ -75,7 +74,6 @@ class NoSync(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         if prepared.reason:
             raise CannotApply(prepared.reason)
         if not prepared.passes or prepared.unclear:
@@ -87,7 +85,6 @@ class NoSync(Action):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return str(prepared.reason)
 
     def alike(self, prepared: Any) -> str:
@@ -107,7 +104,6 @@ class NoSync(Action):
         ]
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"advice": "with model.no_sync(): ...  # around all but the last batch of a step"}
 
 

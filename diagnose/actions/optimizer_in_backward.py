@@ -58,7 +58,6 @@ class OptimizerInBackward(Action):
         self._unfit: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         refuse_unless_short(job)
         if not job.optimizers:
             raise CannotApply("no optimizer has stepped")
@@ -74,7 +73,6 @@ class OptimizerInBackward(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         self._refuse_unfit(job)
         with ExitStack() as stack:
             tell = self._unfit.__setitem__
@@ -82,7 +80,6 @@ class OptimizerInBackward(Action):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return [
             (
                 tuple(optimizer._optimizer_step_pre_hooks),

@@ -57,12 +57,10 @@ class PersistentWorkers(Action):
     order = 20
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         _candidates(job)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         epochs = [len(batches) for _, batches in _candidates(job)]
         # So that there is a beginning in each window.
         self.window_steps = max(self.window_steps, *epochs)
@@ -76,7 +74,6 @@ class PersistentWorkers(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         keepers: list[Keeper] = []
         with keeping():
             try:
@@ -87,12 +84,10 @@ class PersistentWorkers(Action):
                     keeper.end()
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         kept = sum(keeper_of(loader) is not None for loader in job.loaders)
         return kept, sum("_shutdown_workers" in vars(batches) for batches in job.iterators)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"note": PERSISTENT}
 
 

@@ -56,19 +56,16 @@ class PinMemory(Action):
     order = 20
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if job.device == "cpu" or not torch.accelerator.is_available():
             raise CannotApply("the model is not on an accelerator: there is nothing to copy to")
         _unpinned(job)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         yield Failure()
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         prepared.refuse_again()
         handed: WeakKeyDictionary[Feed, Versions] = WeakKeyDictionary()
 
@@ -97,15 +94,12 @@ class PinMemory(Action):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return str(prepared.reason)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return shape(job)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"DataLoader.pin_memory": "True"}
 
 

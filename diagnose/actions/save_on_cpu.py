@@ -49,18 +49,15 @@ class SaveOnCpu(Action):
     hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if torch.device(job.device).type == "cpu":
             raise CannotApply("the model is in the host's memory already")
         refuse_unless_short(job)
         models_with_weights(job)
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
         return all_routed(job, lambda model: saving_route())
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return routes_in_force(job)
 
 

@@ -47,14 +47,12 @@ class Sdpa(Action):
     touches = "model"
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if torch.are_deterministic_algorithms_enabled():
             raise CannotApply("the script asks for deterministic algorithms")
         if not self.values(job):
             raise CannotApply("all kernels are allowed, and there is no other order to try")
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         get, _ = _priority()
         allowed = dict(zip(KINDS, _allowed(), strict=True))
         choices: list[int | None] = []
@@ -66,7 +64,6 @@ class Sdpa(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         get, set_order = _priority()
         before, order = _allowed(), get()
         try:
@@ -81,12 +78,10 @@ class Sdpa(Action):
                 getattr(torch.backends.cuda, f"enable_{kind}_sdp")(on)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         get = getattr(torch._C, "_get_sdp_priority_order", list)
         return _allowed(), get()
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         forbidden = [kind for kind, on in zip(KINDS, _allowed(), strict=True) if not on]
         if value is not None or not forbidden:
             return {}

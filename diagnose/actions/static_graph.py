@@ -35,7 +35,6 @@ class StaticGraph(ReducerAction):
     settle_steps = 3
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         models = wrapped(job)
         if all(model.static_graph for model in models):
             raise CannotApply("the script has set static_graph itself")
@@ -45,11 +44,9 @@ class StaticGraph(ReducerAction):
             raise CannotApply("the script leaves out averages itself, and a static graph begins with one")
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
         return with_fresh_reducers(wrapped(job), _promise)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"DistributedDataParallel.static_graph": "True"}
 
 

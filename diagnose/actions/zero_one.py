@@ -71,12 +71,10 @@ class ZeroOne(Action):
     excludes = frozenset({"autocast-fp16", "eight-bit-states", "fused-optimizer", "optimizer-in-backward"})
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         shareable(job)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         optimizers, group = shareable(job)
         with ExitStack() as stack:
             shares = [Shares(optimizer, group) for optimizer in optimizers]
@@ -86,14 +84,12 @@ class ZeroOne(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         with ExitStack() as stack:
             for each in prepared:
                 stack.enter_context(each.in_force())
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         names = ("step_pre", "step_post", "state_dict_post", "load_state_dict_post")
         return [
             [*(list(getattr(each, f"_optimizer_{name}_hooks")) for name in names), COPIED in vars(each)]
