@@ -11,6 +11,7 @@ from diagnose.actions._loader_pool import Pool, is_ending
 from diagnose.actions._loader_switch import Feed, feed_of, feeds
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
+from diagnose.hooks._looks import added
 
 COLLECT_S = 10.0
 """So long, at the end, a batch is waited for that workers were asked for; then it is made once more."""
@@ -85,11 +86,9 @@ def on_every_feed(
     """
     try:
         start()
-        job.on_iterator.append(begins)
-        yield
+        with added(job.on_iterator, begins):
+            yield
     finally:
-        if begins in job.on_iterator:
-            job.on_iterator.remove(begins)
         for _, feed in feeds():
             leave(feed)
 

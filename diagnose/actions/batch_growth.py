@@ -20,6 +20,7 @@ from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.actions.gc_freeze import resident_bytes
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._looks import added
 
 SIZES = (2, 4)
 """The script's batches in one. The more, the fewer steps there are to learn in: what goes further is for
@@ -122,8 +123,7 @@ class BatchGrowth(Action):
             entered(stack, (_faster(each, grown) for each in job.optimizers))
             stack.enter_context(schedules.installed())
             stack.enter_context(grown.installed(size, job))
-            stack.callback(_remove, job.on_step, ended)
-            job.on_step.append(ended)
+            stack.enter_context(added(job.on_step, ended))
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
@@ -174,8 +174,3 @@ def _peak_bytes(job: Job) -> int:
 
 def _free_bytes(job: Job) -> float:
     return free_at_peak(job) if job.device == "cuda" else available_bytes() / max(1, job.local_ranks)
-
-
-def _remove(calls: list[Any], own: Any) -> None:
-    if own in calls:
-        calls.remove(own)

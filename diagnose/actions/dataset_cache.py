@@ -16,6 +16,7 @@ from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.core.units import format_bytes
+from diagnose.hooks._looks import added
 
 MEMORY_SHARE = 0.25
 """Of the memory that is available, so much may be filled with samples, on all ranks together."""
@@ -71,11 +72,9 @@ class DatasetCache(Action):
             for batches in job.iterators:
                 cache.put(batches)
             del batches
-            job.on_iterator.append(begins)
-            yield cache
+            with added(job.on_iterator, begins):
+                yield cache
         finally:
-            if begins in job.on_iterator:
-                job.on_iterator.remove(begins)
             cache.take_out()
 
     @contextmanager

@@ -14,6 +14,7 @@ import torch
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._looks import added
 
 FULL_EVERY, FULL_EVERY_AT_MOST = 250, 16_000
 """Steps between collections of what has survived a step: it visits all that was made since the freeze. One
@@ -89,11 +90,9 @@ class GcFreeze(Action):
         try:
             gc.freeze()
             gc.set_threshold(ALLOCATIONS, thresholds[1], NEVER)
-            job.on_step.append(collect)
-            yield
+            with added(job.on_step, collect):
+                yield
         finally:
-            if collect in job.on_step:
-                job.on_step.remove(collect)
             gc.set_threshold(*thresholds)
             gc.unfreeze()
 

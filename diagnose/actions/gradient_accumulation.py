@@ -14,6 +14,7 @@ from diagnose.actions._routes import routes_in_force
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._looks import added
 
 SIZES = (2, 4)
 """Batches of the script's in one step. The more, the fewer steps there are to learn in: what goes further
@@ -78,12 +79,8 @@ class GradientAccumulation(Action):
         epoch = Epoch(job, lambda: _epoch_is_over(grouped), left=not together)
         ends = _never if together else epoch.ends
         grouped += [GroupedSteps(optimizer, ends, alone=not together) for optimizer in job.optimizers]
-        job.on_iterator.append(epoch.begins)
-        try:
+        with added(job.on_iterator, epoch.begins):
             yield value or SIZES[0], grouped
-        finally:
-            if epoch.begins in job.on_iterator:
-                job.on_iterator.remove(epoch.begins)
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:

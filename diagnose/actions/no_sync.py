@@ -12,6 +12,7 @@ from diagnose.actions._routes import routed
 from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._looks import added
 
 
 class NoSync(Action):
@@ -63,12 +64,11 @@ class NoSync(Action):
         """See `Action.prepare`: begins to count."""
         model = wrapped(job)[0]
         accumulation = Accumulation(job, model)
-        with ExitStack() as stack:
-            stack.callback(_remove, job.on_step, accumulation.stepped)
-            stack.callback(_remove, job.on_iterator, accumulation.begins)
-            job.on_step.append(accumulation.stepped)
-            job.on_iterator.append(accumulation.begins)
-            stack.enter_context(routed(job, model, accumulation.route))
+        with (
+            added(job.on_step, accumulation.stepped),
+            added(job.on_iterator, accumulation.begins),
+            routed(job, model, accumulation.route),
+        ):
             del model
             yield accumulation
 
@@ -110,11 +110,6 @@ class NoSync(Action):
 def _average_before_steps(job: Job, accumulation: Accumulation, stack: ExitStack) -> None:
     for optimizer in job.optimizers:
         stack.callback(optimizer.register_step_pre_hook(accumulation.average).remove)
-
-
-def _remove(calls: list[Any], own: Any) -> None:
-    if own in calls:
-        calls.remove(own)
 
 
 def _ours(call: Any) -> Accumulation | None:

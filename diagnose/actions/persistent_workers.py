@@ -22,6 +22,7 @@ from diagnose.actions._loader_serving import PERSISTENT
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._looks import added
 
 MAX_EPOCH_STEPS = 100
 """An epoch of more steps hides what its beginning costs: a comparison would take thousands of them."""
@@ -65,12 +66,8 @@ class PersistentWorkers(Action):
         # So that there is a beginning in each window.
         self.window_steps = max(self.window_steps, *epochs)
         beginnings = Beginnings()
-        job.on_iterator.append(beginnings.begins)
-        try:
+        with added(job.on_iterator, beginnings.begins):
             yield beginnings
-        finally:
-            if beginnings.begins in job.on_iterator:
-                job.on_iterator.remove(beginnings.begins)
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
