@@ -14,7 +14,7 @@ from diagnose.actions._device_copies import Copies, SideStream
 from diagnose.actions._loader_ahead import NOTHING
 from diagnose.actions._loader_choice import obstacle
 from diagnose.actions._loader_purity import leaves
-from diagnose.actions._loader_service import on_every_feed, shape
+from diagnose.actions._loader_service import on_every_feed, put_on, shape
 from diagnose.actions._loader_switch import Feed, feed_of, feeds
 from diagnose.actions._memory import allocator_of, free_at_peak
 from diagnose.actions.base import Action, CannotApply
@@ -109,14 +109,12 @@ class DevicePrefetch(Action):
 
         def begins(loader: Any, batches: Any) -> None:
             if not obstacle(loader, batches):
-                feed = feed_of(batches)
-                if look_ahead not in feed.in_force:
-                    feed.finish_with(look_ahead)
+                feed_of(batches).put(look_ahead)
 
-        def leave(feed: Feed) -> None:
-            feed.finish_without(look_ahead)
+        def start() -> None:
+            put_on(_fed_by_workers(job), look_ahead)
 
-        with copies.looked_up(), on_every_feed(job, lambda: _start(job, look_ahead), begins, leave):
+        with copies.looked_up(), on_every_feed(job, start, begins, look_ahead):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
@@ -144,11 +142,6 @@ def why_too_large(job: Job, batch: Any) -> str:
     if free >= needed:
         return ""
     return f"copies of batches may need {format_bytes(needed)}; {format_bytes(free)} are free at the peak"
-
-
-def _start(job: Job, look_ahead: Any) -> None:
-    for batches in _fed_by_workers(job):
-        feed_of(batches).finish_with(look_ahead)
 
 
 def _fed_by_workers(job: Job) -> list[Any]:

@@ -17,7 +17,7 @@ from diagnose.actions._loader_choice import (
     sampler_objection,
 )
 from diagnose.actions._loader_probe import Probed
-from diagnose.actions._loader_service import on_every_feed, shape
+from diagnose.actions._loader_service import on_every_feed, put_on, shape
 from diagnose.actions._loader_switch import feed_of, feeds
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
@@ -100,11 +100,13 @@ class LoaderPrefetch(Action):
         def begins(loader: Any, batches: Any) -> None:
             if any(loader is known() for known in loaders):
                 feed = feed_of(batches)
-                if depth not in feed.in_force:
-                    feed.deepen(depth)
+                feed.put(depth)
                 feed.started()
 
-        with on_every_feed(job, lambda: _deepen(job, depth), begins, lambda feed: feed.shallow(depth)):
+        def start() -> None:
+            put_on((batches for _, batches in _loaders(job)), depth)
+
+        with on_every_feed(job, start, begins, depth):
             yield
 
     def state(self, job: Job) -> Any:
@@ -114,11 +116,6 @@ class LoaderPrefetch(Action):
         if reason := not_like_torchs(job):
             return {"note": f"prefetch_factor={value} is not written into the script: {reason}"}
         return {"DataLoader.prefetch_factor": str(value)}
-
-
-def _deepen(job: Job, depth: Depth) -> None:
-    for _, batches in _loaders(job):
-        feed_of(batches).deepen(depth)
 
 
 def _loaders(job: Job) -> list[tuple[Any, Any]]:
