@@ -18,6 +18,7 @@ from diagnose.actions._careful import in_short
 from diagnose.actions._gone import emptied_with, entered
 from diagnose.actions._learning_rate import Rate
 from diagnose.actions._loader_choice import available_bytes
+from diagnose.actions._optimizers import parameters_of
 from diagnose.actions._routes import routed
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
@@ -119,7 +120,7 @@ class GroupedSteps:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._thread, self._is_between_steps = get_ident(), False
         self._recover()
-        given = [(p, p.grad) for p in _parameters(optimizer) if p.grad is not None]
+        given = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
         self.refused = self.refused or self._why_not(optimizer, args, kwargs, given)
         if self.refused or not given:
             return
@@ -211,13 +212,8 @@ class GroupedSteps:
         return ""
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
 def _sums(optimizer: Optimizer) -> dict[torch.Tensor, torch.Tensor]:
-    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    params = [p for p in parameters_of(optimizer) if p.requires_grad]
     on_host = sum(p.numel() * p.element_size() for p in params if p.device.type == "cpu")
     if on_host > available_bytes() * MEMORY_SHARE:
         raise CannotApply(f"sums of gradients take {on_host >> 20} MiB: a quarter of the memory is less")

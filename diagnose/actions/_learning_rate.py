@@ -8,6 +8,7 @@ from weakref import ref
 
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
+from diagnose.actions._optimizers import parameters_of
 from diagnose.actions.base import CannotApply
 
 LINEAR = (SGD,)
@@ -30,7 +31,7 @@ def refuse_without_rule(optimizer: Optimizer) -> None:
         raise CannotApply(f"{kind.__qualname__} is capturable: a CUDA graph may hold its learning rate")
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise CannotApply(f"{kind.__qualname__} is to be differentiated itself")
-    if any(hasattr(p, "_local_tensor") for group in optimizer.param_groups for p in group["params"]):
+    if any(hasattr(p, "_local_tensor") for p in parameters_of(optimizer)):
         raise CannotApply("parameters are spread over ranks")
 
 

@@ -12,6 +12,7 @@ from diagnose.actions._autocast import on_its_gpu, refuse_lower_precision, refus
 from diagnose.actions._careful import Careful, Failure
 from diagnose.actions._gone import entered
 from diagnose.actions._loss_scale import LossScale, refuse_hooked
+from diagnose.actions._optimizers import hooks_on
 from diagnose.actions._routes import (
     models_with_weights,
     refuse_compiled,
@@ -85,10 +86,7 @@ class AutocastFp16(Action):
     def state(self, job: Job) -> Any:
         params = [p for model in job.models for p in model.parameters()]
         hooks = [len(p._backward_hooks or ()) for p in params]
-        steps = [
-            (list(each._optimizer_step_pre_hooks), list(each._optimizer_step_post_hooks))
-            for each in job.optimizers
-        ]
+        steps = [hooks_on(each, "step_pre", "step_post") for each in job.optimizers]
         return routes_in_force(job), hooks, steps, torch.autograd.backward
 
 

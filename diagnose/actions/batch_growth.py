@@ -15,6 +15,7 @@ from diagnose.actions._grown_batches import FEWEST_BATCHES, GrownBatches, refuse
 from diagnose.actions._learning_rate import Rate, refuse_without_rule
 from diagnose.actions._loader_choice import available_bytes
 from diagnose.actions._memory import allocator_of, free_at_peak
+from diagnose.actions._optimizers import hooks_on
 from diagnose.actions._schedules import Schedules
 from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.actions.gc_freeze import resident_bytes
@@ -135,10 +136,7 @@ class BatchGrowth(Action):
             _BaseDataLoaderIter._next_index,
             len(job.on_iterator),
             len(job.on_step),
-            [
-                (tuple(optimizer._optimizer_step_pre_hooks), tuple(optimizer._optimizer_step_post_hooks))
-                for optimizer in job.optimizers
-            ],
+            [hooks_on(optimizer, "step_pre", "step_post") for optimizer in job.optimizers],
         )
 
 

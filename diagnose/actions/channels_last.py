@@ -23,6 +23,7 @@ from diagnose.actions._layout import (
     weights_to_convert,
 )
 from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._optimizers import hooks_on
 from diagnose.actions._routes import (
     models_with_weights,
     refuse_compiled,
@@ -124,10 +125,7 @@ class ChannelsLast(Action):
             for value in optimizer.state.get(p, {}).values()
             if lies_as(p, value)
         )
-        hooks = [
-            (list(each._optimizer_state_dict_post_hooks), list(each._optimizer_load_state_dict_post_hooks))
-            for each in job.optimizers
-        ]
+        hooks = [hooks_on(each, "state_dict_post", "load_state_dict_post") for each in job.optimizers]
         weights = [(id(p), p.stride()) for p in held]  # not where: the script may bind `.data` anew
         return {"weights": weights, "unlike": unlike, "hooks": hooks, "routes": routes_in_force(job)}
 

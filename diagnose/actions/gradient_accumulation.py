@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from diagnose.actions._grouped_steps import Epoch, GroupedSteps
 from diagnose.actions._learning_rate import refuse_without_rule
+from diagnose.actions._optimizers import hooks_on
 from diagnose.actions._routes import routes_in_force
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
@@ -96,10 +97,7 @@ class GradientAccumulation(Action):
         return next((steps.refused for steps in prepared[1] if steps.refused), "")
 
     def state(self, job: Job) -> Any:
-        names = ("step_pre", "step_post", "state_dict_pre")
-        hooks = [
-            tuple(getattr(each, f"_optimizer_{name}_hooks")) for each in job.optimizers for name in names
-        ]
+        hooks = [hooks_on(each, "step_pre", "step_post", "state_dict_pre") for each in job.optimizers]
         return hooks, routes_in_force(job)
 
 
