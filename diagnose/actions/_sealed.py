@@ -12,10 +12,9 @@ from torch import nn
 
 from diagnose.actions._careful import in_short
 from diagnose.actions._module_hooks import FORWARD, hooks_of
-from diagnose.actions._nested import tensors
+from diagnose.actions._nested import differentiable, tensors
 from diagnose.actions._shadow_step import Shadow
 from diagnose.actions._untouched import CONTAINERS, CannotCheck
-from diagnose.actions._watch import differentiable
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 

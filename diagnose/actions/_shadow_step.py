@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from diagnose.actions._distance import Tensors
 from diagnose.actions._module_hooks import hooks_of
-from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._nested import differentiable, mapped_once, tensors
 from diagnose.actions._routes import REPLAYED, is_replayed
 from diagnose.actions._untouched import (
     CannotCheck,
@@ -27,7 +27,6 @@ from diagnose.actions._untouched import (
 from diagnose.actions._watch import (
     Call,
     Watch,
-    differentiable,
     latest_call,
     refuse_lasting_changes,
     unwrapped,
@@ -118,16 +117,13 @@ class Shadow:
         Args:
             order: Another order of the samples.
         """
-        made: dict[int, torch.Tensor] = {}
         size = batch_size(self.inputs)
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in made:
-                copy = in_order(tensor.detach(), order, size).clone()
-                made[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
-            return made[id(tensor)]
+            copy = in_order(tensor.detach(), order, size).clone()
+            return copy.requires_grad_(tensor.requires_grad)
 
-        args, kwargs = mapped(copied, self.inputs)
+        args, kwargs = mapped_once(copied, self.inputs)
         return args, kwargs
 
     def compute(

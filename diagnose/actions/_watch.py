@@ -11,7 +11,7 @@ import torch
 
 from diagnose.actions._blame import raised_by_us
 from diagnose.actions._held import Held
-from diagnose.actions._nested import tensors
+from diagnose.actions._nested import differentiable, tensors
 from diagnose.actions._untouched import CannotCheck
 from diagnose.core.job import Job
 
@@ -110,11 +110,6 @@ def _keeper(kept: dict[int, torch.Tensor], index: int) -> Callable[[torch.Tensor
             kept[index] = gradient.detach()
 
     return keep
-
-
-def differentiable(output: Any) -> list[torch.Tensor]:
-    """The tensors in an output that carry a gradient, each once."""
-    return list({id(tensor): tensor for tensor in tensors(output) if tensor.requires_grad}.values())
 
 
 @contextmanager
