@@ -17,7 +17,7 @@ from diagnose.actions._blame import raised_by_us
 from diagnose.actions._careful import in_short
 from diagnose.actions._gone import emptied_with, entered
 from diagnose.actions._learning_rate import Rate
-from diagnose.actions._loader_choice import available_bytes
+from diagnose.actions._memory import available_bytes
 from diagnose.actions._optimizers import parameters_of
 from diagnose.actions._routes import routed
 from diagnose.actions.base import CannotApply

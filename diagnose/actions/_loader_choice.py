@@ -6,7 +6,6 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -264,13 +263,3 @@ def lacks_memory(probed: Probed, num_batches: int) -> str:
         f"{num_batches} batches ahead need {format_bytes(needed)} of shared memory; {SHARED_MEMORY} has"
         f" {format_bytes(free)}"
     )
-
-
-def available_bytes() -> int:
-    """Returns the memory that can be had without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return kib[0] * 1024 if kib else 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from diagnose.actions._layout import CODES
-from diagnose.actions._loader_choice import available_bytes
+from diagnose.actions._memory import available_bytes
 from diagnose.actions._optimizers import parameters_of
 from diagnose.actions._untouched import RandomState, devices_of, put_back
 from diagnose.actions.base import CannotApply

@@ -13,12 +13,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from diagnose.actions._gone import entered
 from diagnose.actions._grown_batches import FEWEST_BATCHES, GrownBatches, refuse_unfit
 from diagnose.actions._learning_rate import Rate, refuse_without_rule
-from diagnose.actions._loader_choice import available_bytes
-from diagnose.actions._memory import allocator_of, free_at_peak
+from diagnose.actions._memory import allocator_of, available_bytes, free_at_peak, resident_bytes
 from diagnose.actions._optimizers import hooks_on
 from diagnose.actions._schedules import Schedules
 from diagnose.actions.base import Action, CannotApply, NotYet
-from diagnose.actions.gc_freeze import resident_bytes
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.hooks._looks import added

@@ -9,9 +9,10 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import StackDataset, Subset, default_collate
 
-from diagnose.actions._loader_choice import available_bytes, sources
+from diagnose.actions._loader_choice import sources
 from diagnose.actions._loader_parts import weakly
 from diagnose.actions._loader_samples import Remembering, Samples
+from diagnose.actions._memory import available_bytes
 from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from diagnose.actions._memory import resident_bytes
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -35,8 +34,6 @@ of large tensors must not fill the memory. Python's own threshold is 700, or 200
 
 NEVER = 100_000
 """Young collections before an old one that is not ours: more than a run has steps between ours."""
-
-STATM = Path("/proc/self/statm")
 
 
 class GcFreeze(Action):
@@ -150,11 +147,3 @@ def held_bytes() -> tuple[int, int]:
     """Returns the memory that the process occupies, and what its tensors take of the current GPU."""
     # The allocator counts on the host, so that nothing waits for the device.
     return resident_bytes(), torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-
-
-def resident_bytes() -> int:
-    """Returns the memory that the process occupies; 0 where the system does not tell."""
-    try:
-        return int(STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

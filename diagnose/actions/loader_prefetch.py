@@ -9,7 +9,6 @@ from weakref import ref
 
 from diagnose.actions._loader_ahead import Depth
 from diagnose.actions._loader_choice import (
-    available_bytes,
     lacks_memory,
     not_like_torchs,
     obstacle,
@@ -19,6 +18,7 @@ from diagnose.actions._loader_choice import (
 from diagnose.actions._loader_probe import Probed
 from diagnose.actions._loader_service import on_every_feed, put_on, shape
 from diagnose.actions._loader_switch import feed_of, feeds
+from diagnose.actions._memory import available_bytes
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
