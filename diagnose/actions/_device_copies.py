@@ -171,9 +171,10 @@ class Copies:
         """Lets `Tensor.to` and `Tensor.cuda` return what is there, where they are asked for just that."""
         device = self._side.device
 
-        def to(original: Callable[..., Any]) -> Callable[..., Any]:
+        def looking(original: Callable[..., Any], *default: Any) -> Callable[..., Any]:
             def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if self._begun and id(tensor) in self._begun and asks_for(device, args, kwargs):
+                known = self._begun and id(tensor) in self._begun
+                if known and asks_for(device, args or default, kwargs):
                     copy = self.take(tensor, waits=not kwargs.get("non_blocking"))
                     if copy is not None:
                         return copy
@@ -182,17 +183,9 @@ class Copies:
             return StandIn(moved, original)
 
         def cuda(original: Callable[..., Any]) -> Callable[..., Any]:
-            def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                plain = asks_for(device, args or (device.type,), kwargs)
-                if self._begun and id(tensor) in self._begun and plain:
-                    copy = self.take(tensor, waits=not kwargs.get("non_blocking"))
-                    if copy is not None:
-                        return copy
-                return original(tensor, *args, **kwargs)
+            return looking(original, device.type)
 
-            return StandIn(moved, original)
-
-        with replaced(torch.Tensor, "to", to), replaced(torch.Tensor, "cuda", cuda):
+        with replaced(torch.Tensor, "to", looking), replaced(torch.Tensor, "cuda", cuda):
             yield
 
 
