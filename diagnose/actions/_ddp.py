@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, ref
 
@@ -45,16 +46,7 @@ MIN_FREE = 1.5
 Reduce = Callable[[Any, Any], Any]
 """A communication hook: gets the process group and a bucket, returns a future of the averaged gradients."""
 
-HOOKS = frozenset(
-    {
-        "ddp-bf16-hook",
-        "ddp-fp16-hook",
-        "ddp-fp16-scaled-hook",
-        "ddp-int8-hook",
-        "ddp-power-sgd-hook",
-        "ddp-top-k-hook",
-    }
-)
+HOOKS = frozenset(path.stem.replace("_", "-") for path in Path(__file__).parent.glob("ddp_*_hook.py"))
 """The actions that give a reducer its one hook: no two at a time."""
 
 _reduce_of: WeakKeyDictionary[DistributedDataParallel, Reduce] = WeakKeyDictionary()
@@ -138,14 +130,14 @@ def gradient_bytes(model: DistributedDataParallel) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
 
 
+def _settings(model: DistributedDataParallel) -> dict[str, Any]:
+    return {name: vars(model)[name] for name in SETTINGS if name in vars(model)}
+
+
 def settings_in_force(job: Job) -> list[dict[str, Any]]:
     """Returns what reducers are made from, for `Action.state`."""
     return [
-        {
-            **{name: vars(model)[name] for name in SETTINGS if name in vars(model)},
-            "comm_hook": comm_hook(model),
-            "ours": _reduce_of.get(model),
-        }
+        {**_settings(model), "comm_hook": comm_hook(model), "ours": _reduce_of.get(model)}
         for model in job.models
         if isinstance(model, DistributedDataParallel)
     ]
@@ -164,14 +156,7 @@ def with_fresh_reducers(
         change: Sets some of `SETTINGS`.
         reduce: Makes the communication hook of a model; `None` keeps what is in force.
     """
-    before = [
-        (
-            ref(model),
-            {name: vars(model)[name] for name in SETTINGS if name in vars(model)},
-            _reduce_of.get(model),
-        )
-        for model in models
-    ]
+    before = [(ref(model), _settings(model), _reduce_of.get(model)) for model in models]
     try:
         _renew_all(models, change, reduce)
         del models
