@@ -125,7 +125,8 @@ def test_the_copy_of_the_next_batch_is_begun_when_one_is_handed_out(copies: Copi
 
     def look_ahead(feed: Feed, data: Any) -> Any:
         time.sleep(0.2)
-        leaves(feed.next_if_there(), copies.begin)
+        for tensor in leaves(feed.next_if_there()):
+            copies.begin(tensor)
         return data
 
     feed.put(look_ahead)

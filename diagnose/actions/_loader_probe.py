@@ -179,10 +179,7 @@ def _look(batches: Any) -> Probed:
     parts_now = signature(dataset, collate_fn=collate_fn)
     changed = tuple(".".join(path) or "the dataset" for path in moved(parts, parts_now))
     new = tuple(".".join(path) for path in parts_now.keys() - parts.keys())
-    tensors: list[torch.Tensor] = []
-    twins: list[torch.Tensor] = []
-    leaves(first, tensors.append)
-    leaves(again, twins.append)
+    tensors, twins = list(leaves(first)), list(leaves(again))
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return Probed(error="its batches are on the accelerator already")
     # A worker sends copies, save of storages that its dataset holds: those are shared from then on.

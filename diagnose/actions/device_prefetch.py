@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -95,7 +94,8 @@ class DevicePrefetch(Action):
                     failure.reason = why_foreign(batch) or why_too_large(job, batch)
                 num_begun += 1
                 if not failure.reason:
-                    leaves(batch, partial(copies.begin, closely=num_begun <= CLOSELY))
+                    for tensor in leaves(batch):
+                        copies.begin(tensor, closely=num_begun <= CLOSELY)
             except Exception as error:
                 if from_signal_handler(error.__traceback__):
                     raise  # the script's own
@@ -127,17 +127,13 @@ class DevicePrefetch(Action):
 def why_foreign(batch: Any) -> str:
     """Returns why a batch is not for this; empty if it is. Libraries with tensors of their own may know
     `Tensor.to` by its identity, which is another while this is in force."""
-    found: list[torch.Tensor] = []
-    leaves(batch, found.append)
-    kind = next((type(tensor) for tensor in found if type(tensor) is not torch.Tensor), None)
+    kind = next((type(tensor) for tensor in leaves(batch) if type(tensor) is not torch.Tensor), None)
     return f"a batch holds a {kind.__qualname__}, which is no plain tensor" if kind is not None else ""
 
 
 def why_too_large(job: Job, batch: Any) -> str:
     """Returns why there is too little memory to have a second batch of this kind; empty if there is."""
-    found: list[torch.Tensor] = []
-    leaves(batch, found.append)
-    needed = ROOM * sum(tensor.numel() * tensor.element_size() for tensor in found)
+    needed = ROOM * sum(tensor.numel() * tensor.element_size() for tensor in leaves(batch))
     free = free_at_peak(job)
     if free >= needed:
         return ""
