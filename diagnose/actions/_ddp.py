@@ -71,7 +71,6 @@ def in_float32(job: Job, copies: int = 0) -> list[DistributedDataParallel]:
     """Returns the models wrapped in DDP, whose gradients a hook of ours can send in another form.
 
     Args:
-        job: The job.
         copies: How many times the memory of the gradients the hook will take for itself.
 
     Raises:

@@ -28,10 +28,6 @@ class Accumulation:
     what is the same on every rank: backward passes of the model, steps, and epochs of a length that all
     ranks have (see `alike`). What a rank sees alone makes it ask all of them to stop.
 
-    Args:
-        job: The job.
-        model: The model, wrapped in DDP.
-
     Attributes:
         leaves_out: Whether averages are left out, as far as the number of passes is known.
         passes: How many passes a step takes; 0 while that is not known.

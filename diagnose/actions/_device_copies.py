@@ -25,11 +25,7 @@ CHANGED = "the script changes a batch where torch does not see it, as by `tensor
 
 
 class SideStream:
-    """Copies to a GPU beside what the script computes there.
-
-    Args:
-        device: The GPU.
-    """
+    """Copies to a GPU beside what the script computes there."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -127,7 +123,6 @@ class Copies:
         """Begins to copy a tensor.
 
         Args:
-            tensor: The tensor.
             closely: Whether all of it is kept, to see later whether it is still the same, or some.
         """
         if type(tensor) is not torch.Tensor or tensor.requires_grad or id(tensor) in self._begun:
@@ -151,7 +146,6 @@ class Copies:
         """Returns the copy of a tensor, `None` if there is none, or not of what it holds now.
 
         Args:
-            tensor: The tensor.
             waits: Whether the script may write to it from then on.
         """
         begun = self._begun.pop(id(tensor), None)

@@ -37,7 +37,6 @@ class GroupedSteps:
     scaling, clipping, looking, is done to the gradients that it knows.
 
     Args:
-        optimizer: The optimizer.
         epoch_ends: Whether the batch that has been trained on is the last one of the epoch.
         alone: Whether no other process steps together with this one.
 
@@ -71,7 +70,6 @@ class GroupedSteps:
 
         Args:
             size: How many of the script's steps make one.
-            job: The job.
         """
         with ExitStack() as stack:
             optimizer = self._optimizer()

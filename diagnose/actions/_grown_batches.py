@@ -82,7 +82,6 @@ class GrownBatches:
 
         Args:
             size: How many of the script's batches make one.
-            job: The job.
         """
 
         def wrap(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -103,11 +103,7 @@ class Early:
 
 
 class Depth:
-    """More batches to be asked of each worker beforehand.
-
-    Args:
-        factor: How many.
-    """
+    """More batches to be asked of each worker beforehand."""
 
     def __init__(self, factor: int) -> None:
         self.factor = factor

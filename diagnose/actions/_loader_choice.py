@@ -62,7 +62,6 @@ def sources(job: Job, *, reseeded: bool = False) -> list[Source]:
     """Returns the loaders that workers of ours can serve.
 
     Args:
-        job: The job.
         reseeded: Whether samples may be made with other random numbers than the script's own.
 
     Raises:

@@ -80,7 +80,6 @@ class Made:
     """What a worker sends.
 
     Args:
-        batch: The batch.
         before: The generators when it was begun.
         after: As making it has left them.
     """
@@ -111,9 +110,6 @@ class Carrying:
 
 class ContinuingWorker(Workers):
     """A process whose batches are made with the numbers that the training process would have drawn.
-
-    Args:
-        view: The loader to work for.
 
     Attributes:
         void: Batches that were asked for and are begun with other numbers than the training process will

@@ -112,7 +112,6 @@ class Order:
         """Asks for batches ahead, as many as whoever makes them now is to be asked for.
 
         Args:
-            batches: The iterator.
             pool: Who makes them; `None` is the script itself.
             factor: How many each worker is to be asked for beforehand.
             asked: How many batches the loop has asked for in this epoch.

@@ -88,7 +88,6 @@ class View:
     """A loader as our workers shall see it, without a change to the script's.
 
     Args:
-        loader: The script's loader.
         changed: Attributes in place of the loader's.
     """
 
@@ -102,9 +101,6 @@ class View:
 
 class Workers(_MultiProcessingDataLoaderIter):
     """Processes that run torch's own worker loop. Batches are asked of them one by one, by number.
-
-    Args:
-        view: The loader to work for.
 
     Attributes:
         patience_s: So long a batch is waited for.
@@ -255,16 +251,11 @@ class Pool:
     """Workers for one loader, started anew where the script has changed what they make batches from.
 
     Args:
-        loader: The script's loader.
-        batches: Its iterator.
-        num_workers: How many processes.
         prefetch_factor: Batches that are asked of each beforehand.
         exact: Whether a batch that drew random numbers is refused, and one compared now and then.
         batch_s: What one takes to make, as far as is known.
 
     Attributes:
-        num_workers: As above.
-        prefetch_factor: As above.
         refused: Why its batches are not to be used any more; empty while they are.
         is_over: Whether the script is done with the dataset.
         proven: Whether a batch of its workers has been compared lately with one that the script would have

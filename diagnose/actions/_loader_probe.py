@@ -249,7 +249,6 @@ def _made_by_another(
     It is a process of its own, because what a worker opens when it begins cannot be opened twice in one.
 
     Args:
-        batches: The script's iterator.
         fetcher: What makes its batches.
         index: Of the batch.
         base_seed: That it begins with; by default the script's.

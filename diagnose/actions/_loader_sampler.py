@@ -72,8 +72,7 @@ def _follow(
     """Draws indices to the end of an epoch, or as long as there is time.
 
     Args:
-        sampler: The sampler.
-        indices: Its iterator.
+        indices: Its iterator for this epoch.
         known: How many there are in an epoch, if the sampler tells. Nobody draws beyond them early.
         of_torch: Whether a few will do.
         is_rest: Whether some have been drawn of this epoch: a few will do, too.

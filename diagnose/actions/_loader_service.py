@@ -76,7 +76,6 @@ def on_every_feed(
     """Keeps something in force on the feeds of a job while open, whatever loops begin meanwhile.
 
     Args:
-        job: The job.
         start: Puts it in force on the loops that are under way; may refuse.
         begins: Likewise on one that begins, given its loader and iterator.
         parts: What these put in force.

@@ -15,7 +15,6 @@ def fit_optimizers(job: Job, why_not: Callable[[Optimizer], str]) -> list[Optimi
     """Returns the optimizers of a job that are fit for something.
 
     Args:
-        job: The job.
         why_not: Says why one is not, in words; empty if it is.
 
     Raises:

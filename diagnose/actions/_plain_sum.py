@@ -22,7 +22,6 @@ class PlainSum:
     one that was asked for as the pass began.
 
     Args:
-        model: The model.
         goes_back: Called as a pass begins.
 
     Attributes:

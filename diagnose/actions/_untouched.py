@@ -222,7 +222,6 @@ def refuse_lasting_writes(model: nn.Module, inputs: Iterable[torch.Tensor]) -> I
     To be opened inside of `untouched`, whose copies may be written to.
 
     Args:
-        model: The model.
         inputs: Copies of what it is called with.
 
     Yields:

@@ -33,7 +33,6 @@ class Shares:
     the step yet, may ask for it.
 
     Args:
-        optimizer: The optimizer.
         group: The process group of the model.
 
     Raises:

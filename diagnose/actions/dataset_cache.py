@@ -98,7 +98,6 @@ class Cache:
     """The samples of one dataset, and the iterators that fetch from them.
 
     Args:
-        dataset: The script's dataset.
         num_batches: Batches until a whole epoch has passed. What is left of this one is not enough: in
             another order the next begins with samples that were not among them.
         budget_bytes: Memory for samples.

@@ -117,7 +117,6 @@ class EarlySteps:
     """One optimizer whose updates are made in the backward pass, once it has been watched.
 
     Args:
-        optimizer: The optimizer.
         unfit: Told of it, and why it stays as it is, if it does.
     """
 

@@ -23,7 +23,6 @@ class Orders:
     """The commands of one process's tuning. They are obeyed between two trials, never in the middle of one.
 
     Args:
-        world: The process.
         policy: What the user allowed at first.
         changes: What is in force.
         course: Where tuning stands.
@@ -60,7 +59,6 @@ class Orders:
         others costs milliseconds, only after them.
 
         Args:
-            steps: How many.
             until_reopened: Return when something is allowed that was not.
         """
         left = steps

@@ -19,10 +19,8 @@ class Rivals:
     """Those that one action excludes; most exclude none.
 
     Args:
-        world: The process.
         changes: What is kept.
         course: Where tuning stands.
-        candidate: The action.
 
     Attributes:
         kept: The rivals.

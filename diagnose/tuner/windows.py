@@ -69,7 +69,6 @@ def window(
     them than the next would look slower for it.
 
     Args:
-        world: The process.
         least: The fewest steps.
         period: Steps after which what is measured begins anew.
         usual_ns: What a step takes otherwise, the same on every rank; 0 where a window must not be broken
@@ -144,7 +143,6 @@ def best_of(world: World, choices: list[Installed], course: Course, usual_ns: fl
     """Halves the settings by windows in turn until one is left. All are off in the end.
 
     Args:
-        world: The process.
         choices: The settings.
         course: Gets what they cost: what steps take longer than the fastest ones seen.
         usual_ns: What a step takes with none of them.
@@ -193,8 +191,6 @@ def untouched(
     """Measures some windows with an action taken out that was tried, and left nothing prepared.
 
     Args:
-        world: The process.
-        action: The action.
         test: What its trial has come to.
         spending: Gets what they cost.
         with_ns: What a step took with it.
@@ -219,7 +215,6 @@ def measure(
     The changes are left as they were in the last window.
 
     Args:
-        world: The process.
         changes: What is switched, all together; off at first.
         test: Gets the pairs.
         spending: Gets what they cost.

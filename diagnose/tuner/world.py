@@ -152,7 +152,6 @@ class Spending:
         """Whether another trial may be begun.
 
         Args:
-            now_ns: The time.
             left_ns: What is left of the run; `None` where nobody knows.
         """
         if left_ns is not None:
@@ -162,9 +161,6 @@ class Spending:
 
 class Course:
     """Where tuning stands.
-
-    Args:
-        world: The process.
 
     Attributes:
         state: See `Controller.state`.
