@@ -76,10 +76,7 @@ class BatchGrowth(Action):
         refuse_unfit(job)
         if not job.epochs_ended:
             raise NotYet("the loop has not asked for a batch beyond an epoch's last one yet: it may count")
-        if not job.optimizers:
-            raise CannotApply("no optimizer has stepped")
-        for optimizer in job.optimizers:
-            refuse_without_rule(optimizer)
+        refuse_without_rule(job)
         if not self.values(job):
             num_batches = len(job.iterators[-1]._index_sampler)
             if num_batches < SIZES[0] * FEWEST_BATCHES:

@@ -62,10 +62,7 @@ class GradientAccumulation(Action):
     hangs_on = ("optimizers",)
 
     def check(self, job: Job) -> None:
-        if not job.optimizers:
-            raise CannotApply("no optimizer has stepped")
-        for optimizer in job.optimizers:
-            refuse_without_rule(optimizer)
+        refuse_without_rule(job)
 
     def values(self, job: Job) -> Sequence[int | None]:
         return SIZES
