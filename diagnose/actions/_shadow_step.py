@@ -27,6 +27,7 @@ from diagnose.actions._untouched import (
 from diagnose.actions._watch import (
     Call,
     Watch,
+    in_autocast,
     latest_call,
     refuse_lasting_changes,
     unwrapped,
@@ -190,9 +191,7 @@ class Shadow:
         for route in reversed(self.job.routes.get(id(self.model), ())):
             if not isinstance(route, Watch):
                 call = partial(_through, route, call)
-        if self.call is None:
-            return call(self.model, *inputs[0], **inputs[1])
-        with self.call.in_its_autocast():
+        with in_autocast(self.call.autocast if self.call is not None else []):
             return call(self.model, *inputs[0], **inputs[1])
 
     def _sent(self, ends: Sequence[torch.Tensor]) -> list[torch.Tensor]:
