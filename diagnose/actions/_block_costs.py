@@ -69,7 +69,6 @@ class _Scale:
         self._model = model
         self.num_bytes: dict[nn.Module, int] = {}
         self.time_ns: dict[nn.Module, int] = {}
-        self._counted: dict[int, Any] = {}
 
     @contextmanager
     def weighing(self, block: nn.Module) -> Iterator[None]:

@@ -15,7 +15,6 @@ from diagnose.actions._nested import differentiable, tensors
 from diagnose.actions._untouched import CannotCheck
 from diagnose.core.job import Job
 
-
 Autocast = list[tuple[str, torch.dtype, bool]]
 
 

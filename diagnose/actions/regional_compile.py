@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diagnose.actions._blocks import blocks
+from diagnose.actions._checkpointed import SLOT
 from diagnose.actions._compiled import GRAPHS_OF_A_KIND, Compiler, Slot, going_back_twice
 from diagnose.actions._module_hooks import hooks_of
 from diagnose.actions._routes import refuse_compiled
@@ -20,8 +21,6 @@ COLD_S = 20.0
 WARM_S = 1.0
 """What it takes where nothing is in the compiler's cache on disk, and where something is, hopefully this:
 four blocks took 18.6 s and 0.1 s."""
-
-SLOT = "_compiled_call_impl"
 
 
 class RegionalCompile(Action):
