@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import _DatasetKind
+
 from diagnose.actions._loader_probe import Probed, probe
 from diagnose.actions._loader_purity import generators, unsharable
 from diagnose.actions._loader_sampler import not_torchs
@@ -89,9 +92,6 @@ def sources(job: Job, *, reseeded: bool = False) -> list[Source]:
 
 def obstacle(loader: Any, batches: Any) -> str:
     """Returns why workers cannot serve an iterator, as far as can be told by looking; empty if they can."""
-    from torch.utils.data import IterDataPipe, MapDataPipe
-    from torch.utils.data.dataloader import _DatasetKind
-
     if "fork" not in multiprocessing.get_all_start_methods():
         return "this system cannot fork a process"
     if multiprocessing.current_process().daemon:
