@@ -101,7 +101,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """
     copies: dict[int, torch.Tensor] = {}
     with ExitStack() as undo:
-        for parameter in {id(p): p for p in model.parameters()}.values():
+        for parameter in model.parameters():
             undo.callback(_point_to, parameter, parameter.detach())
             hooks = parameter._backward_hooks
             if hooks:
@@ -116,14 +116,23 @@ def untouched(model: nn.Module) -> Iterator[None]:
                     undo.callback(_refill, value, copy.copy(value))
                 elif isinstance(value, torch.Generator):
                     undo.callback(value.set_state, value.get_state())
-        for module in model.modules():
-            for holder in (vars(module), module._buffers):
-                for name, value in list(holder.items()):
-                    if isinstance(value, torch.Tensor) and not value.requires_grad:
-                        if id(value) not in copies:
-                            copies[id(value)] = value.clone()
-                        holder[name] = copies[id(value)]
+        for holder, name, value in _beside_parameters(model):
+            if id(value) not in copies:
+                copies[id(value)] = value.clone()
+            holder[name] = copies[id(value)]
         yield
+
+
+def _beside_parameters(model: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+    """Returns a model's buffers and the tensors that are plain attributes, each with what holds it by which
+    name."""
+    return [
+        (holder, name, value)
+        for module in model.modules()
+        for holder in (vars(module), module._buffers)
+        for name, value in holder.items()
+        if isinstance(value, torch.Tensor) and not value.requires_grad
+    ]
 
 
 def _refill(container: Any, held: Any) -> None:
@@ -233,10 +242,7 @@ def refuse_lasting_writes(model: nn.Module, inputs: Iterable[torch.Tensor]) -> I
     if model in _known_to_read:
         yield False
         return
-    copies = [*inputs]
-    for module in model.modules():
-        held = (*vars(module).values(), *module._buffers.values())
-        copies += [t for t in held if isinstance(t, torch.Tensor) and not t.requires_grad]
+    copies = [*inputs, *(held for *_, held in _beside_parameters(model))]
     with ExitStack() as stack:
         if "torch._dynamo.eval_frame" in sys.modules:  # compiled code would run past the watch
             stack.enter_context(torch.compiler.set_stance("force_eager"))
