@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -48,6 +48,9 @@ Reduce = Callable[[Any, Any], Any]
 
 HOOKS = frozenset(path.stem.replace("_", "-") for path in Path(__file__).parent.glob("ddp_*_hook.py"))
 """The actions that give a reducer its one hook: no two at a time."""
+
+TORCHS = "torch.distributed.algorithms.ddp_comm_hooks"
+"""Where torch has hooks of its own."""
 
 _reduce_of: WeakKeyDictionary[DistributedDataParallel, Reduce] = WeakKeyDictionary()
 """Hooks of ours. A reducer takes one for life, so that each fresh one is given it again."""
@@ -208,11 +211,18 @@ def _renew(model: DistributedDataParallel) -> None:
 
 
 class ReducerAction(Action):
-    """An action that gives DDP fresh reducers."""
+    """An action that gives DDP fresh reducers, made from other settings."""
 
     order = 50
     settle_steps = 2
     hangs_on = ("models",)
+
+    def change(self, model: DistributedDataParallel, prepared: Any) -> None:
+        """Sets some of `SETTINGS`; `prepared` is as for `Action.apply`."""
+        raise NotImplementedError
+
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
+        return with_fresh_reducers(wrapped(job), lambda model: self.change(model, prepared))
 
     def state(self, job: Job) -> Any:
         return settings_in_force(job)
@@ -223,10 +233,13 @@ class GradientHook(ReducerAction):
 
     Attributes:
         copies: How many times the memory of the gradients the hook takes for itself.
+        torchs: What gives a model torch's own hook of the kind, if there is one: arguments for
+            `register_comm_hook`.
     """
 
     touches = "ranks"
     copies: ClassVar[int] = 0
+    torchs: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         cls.excludes = HOOKS - {cls.__module__.rpartition(".")[2].replace("_", "-")}
@@ -240,3 +253,6 @@ class GradientHook(ReducerAction):
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
         return with_fresh_reducers(in_float32(job), reduce=lambda model: self.reduce(model, prepared))
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        return {"advice": f"model.register_comm_hook({self.torchs})"} if self.torchs else {}
