@@ -51,7 +51,7 @@ def overall_distance(left: Tensors, right: Tensors) -> float:
 def cosine(left: Tensors, right: Tensors) -> float:
     """Returns the cosine of the angle between two lists, each taken as one vector."""
     pairs = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
-    products = [_sum(_wide(a) * _wide(b).conj()) for a, b in pairs]
+    products = [float((_wide(a) * _wide(b).conj()).real.sum()) for a, b in pairs]
     sizes = _length(norm(a) for a, _ in pairs) * _length(norm(b) for _, b in pairs)
     return sum(products) / sizes if sizes else 1.0
 
@@ -90,10 +90,6 @@ def _ratio(difference: float, size: float) -> float:
 
 def _length(parts: Iterable[float]) -> float:
     return math.sqrt(sum(part**2 for part in parts))
-
-
-def _sum(tensor: torch.Tensor) -> float:
-    return float(tensor.real.sum() if tensor.is_complex() else tensor.sum())
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,7 @@ from torch.optim import Optimizer
 from diagnose.actions._optimizers import parameters_of
 from diagnose.actions._zero_peers import Peers, Share, described, made, tensors
 from diagnose.actions.base import CannotApply
-
-COPIED = "__getstate__"
-"""What `copy` and `pickle` ask an optimizer for: a copy has none of our hooks, and must be whole."""
+from diagnose.kernels._swap import COPIED
 
 COALESCED_BYTES = 32 << 20
 """Sent at once: enough for any link, and little beside what is saved."""
@@ -163,7 +161,7 @@ class Shares:
         return {**saved, "state": {place: state[place] for place in sorted(state)}}
 
     def _as_copied(self) -> dict[str, Any]:
-        """Takes the place of `Optimizer.__getstate__`."""
+        """Takes the place of `Optimizer.__getstate__`: a copy has none of our hooks, and must be whole."""
         held: dict[str, Any] = type(self._optimizer).__getstate__(self._optimizer)
         return {**held, "state": self._in_order({**held["state"], **self._others()})}
 

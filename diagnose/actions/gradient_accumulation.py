@@ -75,7 +75,7 @@ class GradientAccumulation(Action):
         together = any(isinstance(model, DistributedDataParallel) for model in job.models)
         grouped: list[GroupedSteps] = []
         epoch = Epoch(job, lambda: _epoch_is_over(grouped), left=not together)
-        ends = _never if together else epoch.ends
+        ends = (lambda: False) if together else epoch.ends
         grouped += [GroupedSteps(optimizer, ends, alone=not together) for optimizer in job.optimizers]
         with added(job.on_iterator, epoch.begins):
             yield value or SIZES[0], grouped
@@ -101,7 +101,3 @@ class GradientAccumulation(Action):
 def _epoch_is_over(grouped: list[GroupedSteps]) -> None:
     for steps in grouped:
         steps.epoch_is_over()
-
-
-def _never() -> bool:
-    return False

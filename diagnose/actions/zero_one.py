@@ -12,10 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from diagnose.actions._optimizers import fit_optimizers, hooks_on, parameters_of
-from diagnose.actions._zero_shares import COPIED, Shares
+from diagnose.actions._zero_shares import Shares
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.kernels._swap import COPIED
 
 CLASSES = (
     optim.Adadelta,
