@@ -156,28 +156,27 @@ def best_of(world: World, choices: list[Installed], course: Course, usual_ns: fl
     left, fastest_ns, may_end = choices, usual_ns, not choices[0].action.resizes
     while len(left) > 1:
         totals = dict.fromkeys(left, 0.0)
-        for order in (left, left[::-1]):
-            for choice in order:
-                if choice not in totals:
-                    continue
-                action, begun_ns, begun = choice.action, world.clock(), course.step.number
-                try:
-                    switch(world, [choice], True)
-                except CannotApply:
-                    if len(totals) == 1:
-                        raise
-                    del totals[choice]
-                    continue
-                yield from settle([choice])
-                length, period = action.window_steps, action.period_steps
-                seen = yield from window(world, length, period, usual_ns if may_end else 0.0)
-                switch(world, [choice], False)
-                fastest_ns = min(fastest_ns, seen.mean_ns) if fastest_ns else seen.mean_ns
-                took_ns = world.clock() - begun_ns - (course.step.number - begun) * fastest_ns
-                course.spending.spent_ns += max(0.0, took_ns)
-                totals[choice] += seen.ns_for(1) if action.resizes else seen.mean_ns
-                if seen.steps < WINDOW_STEPS:
-                    del totals[choice]
+        for choice in (*left, *left[::-1]):
+            if choice not in totals:
+                continue
+            action, begun_ns, begun = choice.action, world.clock(), course.step.number
+            try:
+                switch(world, [choice], True)
+            except CannotApply:
+                if len(totals) == 1:
+                    raise
+                del totals[choice]
+                continue
+            yield from settle([choice])
+            length, period = action.window_steps, action.period_steps
+            seen = yield from window(world, length, period, usual_ns if may_end else 0.0)
+            switch(world, [choice], False)
+            fastest_ns = min(fastest_ns, seen.mean_ns) if fastest_ns else seen.mean_ns
+            took_ns = world.clock() - begun_ns - (course.step.number - begun) * fastest_ns
+            course.spending.spent_ns += max(0.0, took_ns)
+            totals[choice] += seen.ns_for(1) if action.resizes else seen.mean_ns
+            if seen.steps < WINDOW_STEPS:
+                del totals[choice]
         if not totals:
             raise CannotApply("with each setting a step takes more than twice as long")
         best = sorted(totals, key=totals.__getitem__)[: max(1, len(left) // 2)]
