@@ -145,15 +145,7 @@ class Workers(_MultiProcessingDataLoaderIter):
         while number not in self._arrived:
             if self.broken:
                 raise Broken(self.broken)
-            try:
-                arrived, data = self._get_data()  # type: ignore[no-untyped-call]
-            except Exception as error:
-                if from_signal_handler(error.__traceback__):
-                    raise  # the script's own
-                self.give_up(str(error))
-                continue
-            if arrived in self._wanted:
-                self._arrived[arrived] = data
+            self._take_in(self._get_data)
         self._wanted.discard(number)
         return self._arrived.pop(number)
 
@@ -161,17 +153,23 @@ class Workers(_MultiProcessingDataLoaderIter):
         """Whether a batch is there without waiting. One whose worker has died since cannot be unpacked."""
         while number not in self._arrived and not self.broken:
             try:
-                arrived, data = self._data_queue.get_nowait()
+                self._take_in(self._data_queue.get_nowait)
             except Empty:
                 break
-            except Exception as error:
-                if from_signal_handler(error.__traceback__):
-                    raise  # the script's own
-                self.give_up(str(error))
-                break
-            if arrived in self._wanted:
-                self._arrived[arrived] = data
         return number in self._arrived
+
+    def _take_in(self, receive: Callable[[], tuple[int, Any]]) -> None:
+        try:
+            arrived, data = receive()
+        except Empty:
+            raise
+        except Exception as error:
+            if from_signal_handler(error.__traceback__):
+                raise  # the script's own
+            self.give_up(str(error))
+            return
+        if arrived in self._wanted:
+            self._arrived[arrived] = data
 
     def forget(self, numbers: Collection[int]) -> None:
         """Nobody will ask for these batches."""
