@@ -157,9 +157,6 @@ class Copies:
         self._side.hand_over(begun.copy, begun.done, waits=waits and tensor.is_pinned())
         return begun.copy
 
-    def __len__(self) -> int:
-        return len(self._begun)
-
     @contextmanager
     def looked_up(self) -> Iterator[None]:
         """Lets `Tensor.to` and `Tensor.cuda` return what is there, where they are asked for just that."""

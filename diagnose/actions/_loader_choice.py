@@ -80,7 +80,7 @@ def sources(job: Job, *, reseeded: bool = False) -> list[Source]:
         reason = obstacle(loader, batches)
         if not reason:
             probed = probed_once(batches)
-            reason = objection(probed, batches, reseeded=reseeded)
+            reason = objection(probed, reseeded=reseeded)
             if not reason:
                 found.append(Source(loader=loader, batches=batches, probed=probed))
         if reason:
@@ -144,7 +144,7 @@ def probed_once(batches: Any) -> Probed:
     return found
 
 
-def objection(probed: Probed, batches: Any, *, reseeded: bool = False) -> str:
+def objection(probed: Probed, *, reseeded: bool) -> str:
     """Returns why batches would not be the same if workers made them; empty if they would."""
     if probed.error:
         return f"no batch could be made in a forked process: {probed.error}"
