@@ -184,8 +184,8 @@ class _OnlyNewIsWritten(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, others: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._parameters = _storages(model.parameters())
-        self._writable = _storages(others) | {0}
+        self._parameters = storages(model.parameters())
+        self._writable = storages(others) | {0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -194,15 +194,15 @@ class _OnlyNewIsWritten(TorchDispatchMode):
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = args[index] if index < len(args) else kwargs.get(argument.name)
-                storages = _storages(_tensors_in(written)) - self._writable
-                if storages:
-                    own = storages <= self._parameters
+                places = storages(_tensors_in(written)) - self._writable
+                if places:
+                    own = places <= self._parameters
                     what = "its own parameters" if own else "a tensor that could not be put back"
                     raise CannotCheck(f"the model writes to {what} while it is called")
         result = func(*args, **kwargs)
-        made = _storages(_tensors_in(result))
+        made = storages(_tensors_in(result))
         if func is not torch.ops.aten.lift_fresh.default:  # which gets what `torch.tensor` has made
-            made -= _storages(_tensors_in([*args, *kwargs.values()]))
+            made -= storages(_tensors_in([*args, *kwargs.values()]))
         self._writable |= made
         return result
 
@@ -216,7 +216,8 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(each)
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+def storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Returns where some tensors have their elements; sparse ones are left out."""
     dense = (tensor for tensor in tensors if tensor.layout is torch.strided)
     return {tensor.untyped_storage().data_ptr() for tensor in dense}
 
