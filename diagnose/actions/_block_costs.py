@@ -45,9 +45,7 @@ def measure_blocks(job: Job, model: nn.Module, blocks: Sequence[nn.Module]) -> l
     """
     costs = [BlockCost(block=block) for block in blocks]
     try:
-        if id(model) not in job.inputs:
-            raise CannotCheck("no call of the model has been seen")
-        shadow = Shadow(job=job, model=model)
+        shadow = Shadow(job, model)
         with job.unmeasured(), ExitStack() as stack:
             shadow.rehearse()
             for cost in costs:

@@ -28,13 +28,11 @@ def refuse_unsealed(job: Job, model: nn.Module) -> None:
 
     Makes the latest call again, beside the training.
     """
-    if id(model) not in job.inputs:
-        raise CannotApply("no call of the model has been seen")
     if any(hooks_of(model, FORWARD)):
         raise CannotApply("the model has forward hooks, which may keep what a call computes inside")
     try:
         with job.unmeasured():
-            shadow = Shadow(job=job, model=model)
+            shadow = Shadow(job, model)
             shadow.rehearse()
             _refuse_unsealed(shadow)
     except (CannotApply, torch.OutOfMemoryError):

@@ -40,7 +40,7 @@ def compare_gradients(job: Job, applied: AbstractContextManager[None], safety: S
     """
     with job.unmeasured():
         try:
-            shadows = [Shadow(job=job, model=model) for model in job.models if id(model) in job.inputs]
+            shadows = [Shadow(job, model) for model in job.models if id(model) in job.inputs]
             own = [_computed(shadow) for shadow in shadows]
             if not any(result.gradients for result in own):
                 return cannot_check("no call of a model with gradients was seen")
@@ -75,7 +75,7 @@ def compare_update(job: Job, applied: AbstractContextManager[None], safety: Safe
     """
     with job.unmeasured():
         try:
-            shadows = [ShadowUpdate(optimizer=optimizer) for optimizer in job.optimizers]
+            shadows = [ShadowUpdate(optimizer) for optimizer in job.optimizers]
             if not shadows:
                 return cannot_check("no optimizer was seen")
             own = [shadow.step() for shadow in shadows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ from diagnose.actions._untouched import (
     untouched,
 )
 from diagnose.actions._watch import (
-    Call,
     Watch,
     in_autocast,
     latest_call,
@@ -61,7 +60,6 @@ class Result:
     sent: Sequence[torch.Tensor]
 
 
-@dataclass(slots=True, kw_only=True)
 class Shadow:
     """One model of the job, with its latest inputs, to be called beside the training.
 
@@ -75,17 +73,13 @@ class Shadow:
         tf32: Whether products of its own may be TF32's.
     """
 
-    job: Job
-    model: nn.Module
-    unit: float = 0.0
-    tf32: bool = False
-    call: Call | None = field(init=False)
-    inner: nn.Module = field(init=False)
-    devices: set[torch.device] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.call = latest_call(self.job, self.model)
-        self.inner = unwrapped(self.model)
+    def __init__(self, job: Job, model: nn.Module) -> None:
+        self.job = job
+        self.model = model
+        self.unit = 0.0
+        self.tf32 = False
+        self.call = latest_call(job, model)
+        self.inner = unwrapped(model)
         self._refuse()
         self.devices = devices_of([*tensors(self.inputs), *self.inner.parameters()])
 
@@ -208,6 +202,8 @@ class Shadow:
         ]
 
     def _refuse(self) -> None:
+        if id(self.model) not in self.job.inputs:
+            raise CannotCheck("no call of the model has been seen")
         if not self.model.training:
             raise CannotCheck("the model is not in training mode now")
         for module in self.inner.modules():
