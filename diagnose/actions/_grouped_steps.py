@@ -17,6 +17,7 @@ from diagnose.actions._blame import raised_by_us
 from diagnose.actions._careful import in_short
 from diagnose.actions._gone import emptied_with, entered
 from diagnose.actions._learning_rate import Rate
+from diagnose.actions._loader_sampler import length
 from diagnose.actions._memory import available_bytes
 from diagnose.actions._optimizers import parameters_of
 from diagnose.actions._routes import routed
@@ -244,10 +245,7 @@ class Epoch:
 
     def _follow(self, loader: Any, batches: Any) -> None:
         self._batches = ref(batches, self._gone if self._left else None)
-        try:
-            self._length = len(loader)
-        except TypeError:
-            self._length = None
+        self._length = length(loader)
 
     def _gone(self, batches: ref[Any]) -> None:
         """CPython drops an iterator when the loop over it is left."""

@@ -94,7 +94,7 @@ class Order:
             self.ahead.extend([OWN] * (batches._send_idx - batches._rcvd_idx))
         # Last, because they look into objects of the script's.
         self._streams = generators(batches._index_sampler)
-        self._length = length(batches)
+        self._length = length(batches._index_sampler)
         own = not_torchs(batches._index_sampler)
         self._is_torchs, self._kind = own is None, type(own)
         self._habits = habits_of(batches._index_sampler)
