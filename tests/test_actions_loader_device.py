@@ -17,8 +17,8 @@ from diagnose.actions._device_copies import Copies
 from diagnose.actions._loader_ahead import NOTHING
 from diagnose.actions._loader_choice import sources
 from diagnose.actions._loader_purity import leaves
-from diagnose.actions._loader_service import in_force, shape, started
-from diagnose.actions._loader_switch import Feed, feed_of, feeds
+from diagnose.actions._loader_service import in_force, on_every_feed, put_on, shape, started
+from diagnose.actions._loader_switch import Feed, feed_of
 from diagnose.actions.base import Action, CannotApply
 from diagnose.actions.device_prefetch import DevicePrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
@@ -78,22 +78,15 @@ class LooksAhead(Action):
             return data
 
         def begins(loader: Any, batches: Any) -> None:
-            if look not in feed_of(batches).in_force:
-                feed_of(batches).finish_with(look)
+            feed_of(batches).put(look)
 
         with ExitStack() as stack:
             if self.num_workers:
                 pools = stack.enter_context(started(sources(job), self.num_workers, 2, exact=True))
                 stack.enter_context(in_force(job, pools))
-            for batches in job.iterators:
-                feed_of(batches).finish_with(look)
-            job.on_iterator.append(begins)
-            try:
-                yield
-            finally:
-                job.on_iterator.remove(begins)
-                for _, feed in feeds():
-                    feed.finish_without(look)
+            start = lambda: put_on(job.iterators, look)  # noqa: E731
+            stack.enter_context(on_every_feed(job, start, begins, look))
+            yield
 
     def state(self, job: Job) -> Any:
         return shape(job)
@@ -132,15 +125,16 @@ def test_the_copy_of_the_next_batch_is_begun_when_one_is_handed_out(copies: Copi
 
     def look_ahead(feed: Feed, data: Any) -> Any:
         time.sleep(0.2)
-        leaves(feed.next_if_there(), copies.begin)
+        for tensor in leaves(feed.next_if_there()):
+            copies.begin(tensor)
         return data
 
-    feed.finish_with(look_ahead)
+    feed.put(look_ahead)
     next(batches)
     begun = [each.copy for each in copies._begun.values()]
     assert len(begun) == 1
     assert next(batches).to("meta") is begun[0]
-    feed.finish_without(look_ahead)
+    feed.take_out(look_ahead)
     assert len(list(batches)) == 8
     assert children_end()
 

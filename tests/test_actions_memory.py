@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from diagnose.actions import activation_checkpointing
+from diagnose.actions import activation_checkpointing, save_on_cpu
 from diagnose.actions._block_costs import BlockCost, cheapest, measure_blocks
 from diagnose.actions._checkpointed import checkpointed
 from diagnose.actions._routes import routed
@@ -19,7 +19,7 @@ from diagnose.actions._watch import watched
 from diagnose.actions.activation_checkpointing import ActivationCheckpointing, blocks_of
 from diagnose.actions.base import CannotApply
 from diagnose.actions.micro_batching import MicroBatching
-from diagnose.actions.save_on_cpu import SaveOnCpu, saving_route
+from diagnose.actions.save_on_cpu import SaveOnCpu
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from tests.changed_training import Net, by, job_of, same, train
@@ -132,9 +132,11 @@ def test_hooks_that_the_script_registers_while_blocks_are_checkpointed_run_once(
 # -- saved on the CPU
 
 
-def test_activations_saved_on_the_host_are_exact() -> None:
+def test_activations_saved_on_the_host_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save_on_cpu, "SMALL_BYTES", 1)
+
     def applied(job: Job) -> AbstractContextManager[None]:
-        return routed(job, job.models[0], saving_route(at_least_bytes=1))
+        return routed(job, job.models[0], save_on_cpu.saved_on_host)
 
     def model() -> Net:
         return Net(norm=True, dropout=0.3)

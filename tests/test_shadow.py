@@ -43,7 +43,7 @@ from tests.fakes import FakeClock, measured
 @MODELS
 def test_doing_nothing_is_equal_bit_for_bit(kind: Any) -> None:
     verdict = checked(trained(kind, dropout=0.1), nullcontext(), EXACT)
-    assert verdict == Verdict(ok=True, yardstick="bit for bit", reason="equal bit for bit")
+    assert verdict == Verdict(ok=True, reason="equal bit for bit")
 
 
 def test_another_layout_in_memory_is_rounding_and_not_exact() -> None:
@@ -53,7 +53,7 @@ def test_another_layout_in_memory_is_rounding_and_not_exact() -> None:
     training = trained(ConvNet)
     verdict = checked(training, route(training.job, training.model, channels_last), ROUNDING)
     assert verdict.ok and 0 < verdict.error < verdict.allowed < 1e-3, verdict
-    assert verdict.yardstick == "another order of the samples"
+    assert verdict.reason.endswith("allowed by another order of the samples")
     assert not checked(training, route(training.job, training.model, channels_last), EXACT).ok
 
 
@@ -62,7 +62,7 @@ def test_bfloat16_is_precision_and_not_rounding(kind: Any) -> None:
     training = trained(kind)
     verdict = checked(training, autocast_at_root(training), PRECISION)
     assert verdict.ok and verdict.error > 1e-3, verdict
-    assert verdict.yardstick == "a tenth of what another mini-batch changes"
+    assert verdict.reason.endswith("allowed by a tenth of what another mini-batch changes")
     assert not checked(training, autocast_at_root(training), ROUNDING).ok
 
 
@@ -138,7 +138,7 @@ def test_what_tf32_changes_in_a_model_is_measured_and_bounds_what_another_engine
 
     verdict = checked(training, route(training.job, training.model, other_engine), ROUNDING)
     assert verdict.ok is ok, verdict
-    assert verdict.yardstick == "what the script's own TF32 changes"
+    assert verdict.reason.endswith("allowed by what the script's own TF32 changes")
     assert verdict.allowed == pytest.approx(0.015, rel=0.02)
     assert torch.backends.cudnn.allow_tf32
     assert not checked(training, scaled(training.model.head.weight, 1.01), ROUNDING).ok, "by the outputs"

@@ -141,16 +141,15 @@ def test_a_factor_for_the_gradients_of_several_gpus_is_refused():
 
 
 def test_a_model_that_is_called_again_draws_the_same_on_every_gpu(monkeypatch):
-    states = [torch.tensor([1]), torch.tensor([2])]
+    states = {FIRST: 1, SECOND: 2}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state.clone() for state in states])
-    monkeypatch.setattr(
-        torch.cuda, "set_rng_state_all", lambda kept: states.__setitem__(slice(None), list(kept))
-    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", states.__getitem__)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda kept, device: states.update({device: kept}))
     restore = state_restorer(nn.Linear(2, 2))
-    states[1] = torch.tensor([3])
+    states[SECOND] = 3
     restore()
-    assert states == [1, 2]
+    assert states == {FIRST: 1, SECOND: 2}
 
 
 # -- memory

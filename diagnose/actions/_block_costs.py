@@ -14,7 +14,7 @@ from torch import nn
 from diagnose.actions._checkpointed import SLOT
 from diagnose.actions._nested import tensors
 from diagnose.actions._shadow_step import Shadow
-from diagnose.actions._untouched import CannotCheck
+from diagnose.actions._untouched import CannotCheck, storages
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 
@@ -22,19 +22,19 @@ UNITS = 1000
 """Bytes are counted in so many units of the wanted sum: the choice is exact to a tenth of a per cent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class BlockCost:
     """One block.
 
     Attributes:
         block: The module.
         num_bytes: Bytes of activations that it keeps and that checkpointing frees.
-        time_ns: Of its forward pass.
+        time_ns: Of its forward pass; 0 where it was not called.
     """
 
     block: nn.Module
-    num_bytes: int
-    time_ns: int
+    num_bytes: int = 0
+    time_ns: int = 0
 
 
 def measure_blocks(job: Job, model: nn.Module, blocks: Sequence[nn.Module]) -> list[BlockCost]:
@@ -43,66 +43,48 @@ def measure_blocks(job: Job, model: nn.Module, blocks: Sequence[nn.Module]) -> l
     Raises:
         CannotApply: If the model cannot be called so.
     """
-    scale = _Scale(model)
+    costs = [BlockCost(block=block) for block in blocks]
     try:
-        if id(model) not in job.inputs:
-            raise CannotCheck("no call of the model has been seen")
-        shadow = Shadow(job=job, model=model)
+        shadow = Shadow(job, model)
         with job.unmeasured(), ExitStack() as stack:
             shadow.rehearse()
-            for block in blocks:
-                stack.enter_context(scale.weighing(block))
+            for cost in costs:
+                stack.enter_context(_weighed(cost, model))
             shadow.compute()
     except CannotCheck as error:
         raise CannotApply(f"its blocks cannot be measured: {error}") from error
-    return [
-        BlockCost(block=block, num_bytes=max(0, scale.num_bytes[block]), time_ns=scale.time_ns[block])
-        for block in blocks
-        if block in scale.num_bytes
-    ]
+    return [cost for cost in costs if cost.time_ns]
 
 
-class _Scale:
-    """Counts each kept storage once, and parameters and buffers not at all: they stay anyway."""
+@contextmanager
+def _weighed(cost: BlockCost, model: nn.Module) -> Iterator[None]:
+    """Weighs a block at each call. What it keeps counts once, parameters and buffers not at all."""
+    block = cost.block
+    original: Callable[..., Any] = block._call_impl
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.num_bytes: dict[nn.Module, int] = {}
-        self.time_ns: dict[nn.Module, int] = {}
-        self._counted: dict[int, Any] = {}
+    def call(*args: Any, **kwargs: Any) -> Any:
+        staying = storages((*model.parameters(), *model.buffers(), *tensors((args, kwargs))))
+        kept: dict[int, torch.Tensor] = {}
 
-    @contextmanager
-    def weighing(self, block: nn.Module) -> Iterator[None]:
-        """Weighs the block at each call."""
-        original: Callable[..., Any] = block._call_impl
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            pointer = tensor.untyped_storage().data_ptr()
+            if pointer not in staying:
+                kept[pointer] = tensor
+            return tensor
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            stay = {*self._model.parameters(), *self._model.buffers()}
-            staying = {tensor.untyped_storage().data_ptr() for tensor in stay}
-            inputs = {t.untyped_storage().data_ptr() for t in tensors((args, kwargs))}
-            kept: dict[int, torch.Tensor] = {}
+        begun = _now_ns(args)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = original(*args, **kwargs)
+        cost.time_ns += _now_ns(args) - begun
+        results = storages(tensors(output))
+        cost.num_bytes += sum(t.untyped_storage().nbytes() for p, t in kept.items() if p not in results)
+        return output
 
-            def keep(tensor: torch.Tensor) -> torch.Tensor:
-                pointer = tensor.untyped_storage().data_ptr()
-                if pointer not in staying and pointer not in inputs:
-                    kept[pointer] = tensor
-                return tensor
-
-            begun = _now_ns(args)
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                output = original(*args, **kwargs)
-            took = _now_ns(args) - begun
-            results = {t.untyped_storage().data_ptr() for t in tensors(output)}
-            num_bytes = sum(t.untyped_storage().nbytes() for p, t in kept.items() if p not in results)
-            self.num_bytes[block] = self.num_bytes.get(block, 0) + num_bytes
-            self.time_ns[block] = self.time_ns.get(block, 0) + took
-            return output
-
-        vars(block)[SLOT] = call
-        try:
-            yield
-        finally:
-            del vars(block)[SLOT]
+    vars(block)[SLOT] = call
+    try:
+        yield
+    finally:
+        del vars(block)[SLOT]
 
 
 def _now_ns(args: Any) -> int:

@@ -18,10 +18,10 @@ from torch import nn
 from diagnose.actions._blame import raised_by_us
 from diagnose.actions._careful import Failure, in_short
 from diagnose.actions._module_hooks import FORWARD, hooks_of
-from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._nested import differentiable, mapped, mapped_once, tensors
 from diagnose.actions._shadow_step import Inputs
 from diagnose.actions._untouched import RandomState, devices_of, random_numbers_again, untouched
-from diagnose.actions._watch import autocast_now, differentiable, in_autocast, unwrapped
+from diagnose.actions._watch import autocast_now, in_autocast, unwrapped
 from diagnose.actions.base import CannotApply
 
 Gradients = Sequence["torch.Tensor | None"]
@@ -55,8 +55,7 @@ class Segment:
         self.inner = unwrapped(self.model)
         self.inputs: Inputs = (args[1:], kwargs)
         self.parameters = [p for p in self.inner.parameters() if p.requires_grad]
-        self.leaves = list({id(t): t for t in tensors(self.inputs) if t.requires_grad}.values())
-        self.starts: list[torch.Tensor] = [*self.parameters, *self.leaves]
+        self.starts: list[torch.Tensor] = [*self.parameters, *differentiable(self.inputs)]
         self.devices = devices_of([*tensors(self.inputs), *self.parameters])
         self.random = RandomState(self.devices)
         self._autocast = autocast_now({"cpu", *(device.type for device in self.devices)})
@@ -116,19 +115,15 @@ class Segment:
         Returns:
             The output, and what stands for `starts` in its graph.
         """
-        made: dict[int, torch.Tensor] = {}
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.requires_grad:
-                return tensor
-            if id(tensor) not in made:
-                made[id(tensor)] = tensor.detach().requires_grad_()
-            return made[id(tensor)]
+            return tensor.detach().requires_grad_() if tensor.requires_grad else tensor
 
-        args, kwargs = mapped(cut, inputs)
+        args, kwargs = mapped_once(cut, inputs)
+        starts = [*self.parameters, *differentiable((args, kwargs))]
         with torch.enable_grad(), in_autocast(self._autocast):
             output = self._call(model, *args, **kwargs)
-        return output, [*self.parameters, *made.values()]
+        return output, starts
 
     def free(self) -> None:
         """Lets go of the graph."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 
 from diagnose.actions._blame import raised_by_us
 from diagnose.actions._nested import tensors
-from diagnose.actions._untouched import put_back
+from diagnose.actions._untouched import RandomState, put_back
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Route
 from diagnose.hooks._signals import from_signal_handler
@@ -111,21 +109,14 @@ def state_restorer(model: torch.nn.Module) -> Callable[[], None]:
     """Keeps the buffers of a model and the state of all random number generators; returns what puts them
     back."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    cpu, python = torch.get_rng_state(), random.getstate()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    numpy = sys.modules.get("numpy")
-    arrays = numpy.random.get_state() if numpy is not None else None
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    random = RandomState(torch.device("cuda", gpu) for gpu in gpus)
 
     def restore() -> None:
         with torch.no_grad():
             for buffer, before in buffers:
                 put_back(buffer, before)
-        torch.set_rng_state(cpu)
-        random.setstate(python)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-        if numpy is not None:
-            numpy.random.set_state(arrays)
+        random.restore()
 
     return restore
 

@@ -47,7 +47,7 @@ def _in_slot(module: nn.Module) -> Iterator[None]:
         again = None
         try:
             if torch.is_grad_enabled() and module.training and not any(hooks):
-                again = _Again(module, RandomState(()))
+                again = _Again(module)
         except Exception as error:
             if not raised_by_us(error):
                 raise
@@ -72,9 +72,9 @@ def _leave_slot(module: nn.Module, call: Any) -> None:
 class _Again:
     """Surrounds each later call. Torch itself sees to its own generators only, not Python's nor NumPy's."""
 
-    def __init__(self, module: nn.Module, random: RandomState) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._random = random
+        self._random = RandomState(())
         self._open: list[ExitStack] = []
 
     def __enter__(self) -> None:

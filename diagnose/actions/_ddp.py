@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, ref
 
@@ -45,17 +46,11 @@ MIN_FREE = 1.5
 Reduce = Callable[[Any, Any], Any]
 """A communication hook: gets the process group and a bucket, returns a future of the averaged gradients."""
 
-HOOKS = frozenset(
-    {
-        "ddp-bf16-hook",
-        "ddp-fp16-hook",
-        "ddp-fp16-scaled-hook",
-        "ddp-int8-hook",
-        "ddp-power-sgd-hook",
-        "ddp-top-k-hook",
-    }
-)
+HOOKS = frozenset(path.stem.replace("_", "-") for path in Path(__file__).parent.glob("ddp_*_hook.py"))
 """The actions that give a reducer its one hook: no two at a time."""
+
+TORCHS = "torch.distributed.algorithms.ddp_comm_hooks"
+"""Where torch has hooks of its own."""
 
 _reduce_of: WeakKeyDictionary[DistributedDataParallel, Reduce] = WeakKeyDictionary()
 """Hooks of ours. A reducer takes one for life, so that each fresh one is given it again."""
@@ -79,7 +74,6 @@ def in_float32(job: Job, copies: int = 0) -> list[DistributedDataParallel]:
     """Returns the models wrapped in DDP, whose gradients a hook of ours can send in another form.
 
     Args:
-        job: The job.
         copies: How many times the memory of the gradients the hook will take for itself.
 
     Raises:
@@ -138,14 +132,14 @@ def gradient_bytes(model: DistributedDataParallel) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
 
 
+def _settings(model: DistributedDataParallel) -> dict[str, Any]:
+    return {name: vars(model)[name] for name in SETTINGS if name in vars(model)}
+
+
 def settings_in_force(job: Job) -> list[dict[str, Any]]:
     """Returns what reducers are made from, for `Action.state`."""
     return [
-        {
-            **{name: vars(model)[name] for name in SETTINGS if name in vars(model)},
-            "comm_hook": comm_hook(model),
-            "ours": _reduce_of.get(model),
-        }
+        {**_settings(model), "comm_hook": comm_hook(model), "ours": _reduce_of.get(model)}
         for model in job.models
         if isinstance(model, DistributedDataParallel)
     ]
@@ -164,14 +158,7 @@ def with_fresh_reducers(
         change: Sets some of `SETTINGS`.
         reduce: Makes the communication hook of a model; `None` keeps what is in force.
     """
-    before = [
-        (
-            ref(model),
-            {name: vars(model)[name] for name in SETTINGS if name in vars(model)},
-            _reduce_of.get(model),
-        )
-        for model in models
-    ]
+    before = [(ref(model), _settings(model), _reduce_of.get(model)) for model in models]
     try:
         _renew_all(models, change, reduce)
         del models
@@ -224,14 +211,20 @@ def _renew(model: DistributedDataParallel) -> None:
 
 
 class ReducerAction(Action):
-    """An action that gives DDP fresh reducers."""
+    """An action that gives DDP fresh reducers, made from other settings."""
 
     order = 50
     settle_steps = 2
     hangs_on = ("models",)
 
+    def change(self, model: DistributedDataParallel, prepared: Any) -> None:
+        """Sets some of `SETTINGS`; `prepared` is as for `Action.apply`."""
+        raise NotImplementedError
+
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
+        return with_fresh_reducers(wrapped(job), lambda model: self.change(model, prepared))
+
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return settings_in_force(job)
 
 
@@ -240,16 +233,18 @@ class GradientHook(ReducerAction):
 
     Attributes:
         copies: How many times the memory of the gradients the hook takes for itself.
+        torchs: What gives a model torch's own hook of the kind, if there is one: arguments for
+            `register_comm_hook`.
     """
 
     touches = "ranks"
     copies: ClassVar[int] = 0
+    torchs: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         cls.excludes = HOOKS - {cls.__module__.rpartition(".")[2].replace("_", "-")}
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         in_float32(job, self.copies)
 
     def reduce(self, model: DistributedDataParallel, prepared: Any) -> Reduce:
@@ -257,5 +252,7 @@ class GradientHook(ReducerAction):
         raise NotImplementedError
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
         return with_fresh_reducers(in_float32(job), reduce=lambda model: self.reduce(model, prepared))
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        return {"advice": f"model.register_comm_hook({self.torchs})"} if self.torchs else {}

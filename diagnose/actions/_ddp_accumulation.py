@@ -10,6 +10,7 @@ import torch
 from torch import distributed
 
 from diagnose.actions._gone import emptied_with
+from diagnose.actions._loader_sampler import length
 from diagnose.actions._plain_sum import PlainSum
 from diagnose.core.job import Job
 
@@ -27,10 +28,6 @@ class Accumulation:
     A pass that one rank averages and another does not hangs the job, or spoils its weights. So that goes by
     what is the same on every rank: backward passes of the model, steps, and epochs of a length that all
     ranks have (see `alike`). What a rank sees alone makes it ask all of them to stop.
-
-    Args:
-        job: The job.
-        model: The model, wrapped in DDP.
 
     Attributes:
         leaves_out: Whether averages are left out, as far as the number of passes is known.
@@ -52,7 +49,7 @@ class Accumulation:
         self._is_left_out = False  # the latest call
         self._same = (0, 0)  # passes of the last steps, and how many steps in a row took so many
         self._seen_passes = job.backward_passes
-        self._length = _length(job.loaders[-1]) if job.loaders else None  # of an epoch, in batches
+        self._length = (length(job.loaders[-1]) or None) if job.loaders else None  # of an epoch, in batches
         self._batches_left = self._length
         self._feeds = weakref.ref(job.iterators[-1]) if self._length else None
         self._reason = ""
@@ -111,7 +108,7 @@ class Accumulation:
             return
         self._batches_left = self._length
         self._feeds = weakref.ref(iterator)
-        if _length(loader) != self._length:
+        if (length(loader) or None) != self._length:
             self._reason = "epochs do not all have the same number of batches"
             self._feeds = None  # until all ranks stop, those that were agreed upon count
 
@@ -142,14 +139,6 @@ class Accumulation:
                 if parameter.requires_grad and parameter.grad is not None:
                     parameter.grad.div_(model.process_group.size())
                     distributed.all_reduce(parameter.grad, group=model.process_group)
-
-
-def _length(loader: Any) -> int | None:
-    """Returns how many batches a loader has; `None` where it does not tell."""
-    try:
-        return len(loader) or None
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _scaled() -> bool:

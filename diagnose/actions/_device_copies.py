@@ -25,11 +25,7 @@ CHANGED = "the script changes a batch where torch does not see it, as by `tensor
 
 
 class SideStream:
-    """Copies to a GPU beside what the script computes there.
-
-    Args:
-        device: The GPU.
-    """
+    """Copies to a GPU beside what the script computes there."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -127,7 +123,6 @@ class Copies:
         """Begins to copy a tensor.
 
         Args:
-            tensor: The tensor.
             closely: Whether all of it is kept, to see later whether it is still the same, or some.
         """
         if type(tensor) is not torch.Tensor or tensor.requires_grad or id(tensor) in self._begun:
@@ -151,7 +146,6 @@ class Copies:
         """Returns the copy of a tensor, `None` if there is none, or not of what it holds now.
 
         Args:
-            tensor: The tensor.
             waits: Whether the script may write to it from then on.
         """
         begun = self._begun.pop(id(tensor), None)
@@ -163,17 +157,15 @@ class Copies:
         self._side.hand_over(begun.copy, begun.done, waits=waits and tensor.is_pinned())
         return begun.copy
 
-    def __len__(self) -> int:
-        return len(self._begun)
-
     @contextmanager
     def looked_up(self) -> Iterator[None]:
         """Lets `Tensor.to` and `Tensor.cuda` return what is there, where they are asked for just that."""
         device = self._side.device
 
-        def to(original: Callable[..., Any]) -> Callable[..., Any]:
+        def looking(original: Callable[..., Any], *default: Any) -> Callable[..., Any]:
             def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if self._begun and id(tensor) in self._begun and asks_for(device, args, kwargs):
+                known = self._begun and id(tensor) in self._begun
+                if known and asks_for(device, args or default, kwargs):
                     copy = self.take(tensor, waits=not kwargs.get("non_blocking"))
                     if copy is not None:
                         return copy
@@ -182,17 +174,9 @@ class Copies:
             return StandIn(moved, original)
 
         def cuda(original: Callable[..., Any]) -> Callable[..., Any]:
-            def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                plain = asks_for(device, args or (device.type,), kwargs)
-                if self._begun and id(tensor) in self._begun and plain:
-                    copy = self.take(tensor, waits=not kwargs.get("non_blocking"))
-                    if copy is not None:
-                        return copy
-                return original(tensor, *args, **kwargs)
+            return looking(original, device.type)
 
-            return StandIn(moved, original)
-
-        with replaced(torch.Tensor, "to", to), replaced(torch.Tensor, "cuda", cuda):
+        with replaced(torch.Tensor, "to", looking), replaced(torch.Tensor, "cuda", cuda):
             yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import starmap
 
 import torch
@@ -51,8 +51,8 @@ def overall_distance(left: Tensors, right: Tensors) -> float:
 def cosine(left: Tensors, right: Tensors) -> float:
     """Returns the cosine of the angle between two lists, each taken as one vector."""
     pairs = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
-    products = [_sum(_wide(a) * _wide(b).conj()) for a, b in pairs]
-    sizes = _length(norm(a) for a, _ in pairs) * _length(norm(b) for _, b in pairs)
+    products = [float((_wide(a) * _wide(b).conj()).real.sum()) for a, b in pairs]
+    sizes = math.hypot(*(norm(a) for a, _ in pairs)) * math.hypot(*(norm(b) for _, b in pairs))
     return sum(products) / sizes if sizes else 1.0
 
 
@@ -80,20 +80,12 @@ def _norms(left: Tensors, right: Tensors) -> tuple[float, list[float], list[floa
         same = wide == other  # also where both are infinite, as in a mask
         norms.append(float(torch.linalg.vector_norm(torch.where(torch.isfinite(wide), wide, 0))))
         differences.append(float(torch.linalg.vector_norm(torch.where(same, 0, wide - other))))
-    overall = _ratio(_length(differences), _length(norms))
+    overall = _ratio(math.hypot(*differences), math.hypot(*norms))
     return (math.inf if math.isnan(overall) else overall), norms, differences
 
 
 def _ratio(difference: float, size: float) -> float:
     return difference / size if size else (math.inf if difference else 0.0)
-
-
-def _length(parts: Iterable[float]) -> float:
-    return math.sqrt(sum(part**2 for part in parts))
-
-
-def _sum(tensor: torch.Tensor) -> float:
-    return float(tensor.real.sum() if tensor.is_complex() else tensor.sum())
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

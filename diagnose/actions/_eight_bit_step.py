@@ -13,6 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import AdamW, Optimizer
 
 from diagnose.actions._gone import unless_gone
+from diagnose.actions._optimizers import parameters_of
 from diagnose.kernels._adamw_8bit_state import decoded, encode, in_order_of
 from diagnose.kernels._algorithms import ADAMW_8BIT
 from diagnose.kernels._optimizer_8bit import _adamw_8bit_step
@@ -30,7 +31,7 @@ def why_not(optimizer: Optimizer) -> str:
         return f"states of one byte are AdamW's; {name} is another"
     if any(group["amsgrad"] or group["differentiable"] or group["capturable"] for group in groups):
         return "AdamW keeps a third moment, is differentiable or capturable"
-    if any(hasattr(p, "_local_tensor") for group in groups for p in group["params"]):
+    if any(hasattr(p, "_local_tensor") for p in parameters_of(optimizer)):
         return "parameters are spread over ranks"
     return "; ".join(support(optimizer))
 
@@ -104,7 +105,7 @@ class _Kernels:
     def as_torch_saves(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """The script saves one."""
         state = self.stepper.saved(saved["state"])
-        params = [p for group in optimizer.param_groups for p in group["params"]]
+        params = parameters_of(optimizer)
         return {
             **saved,
             "state": {index: _as_torch(held, params[index]) for index, held in state.items()},

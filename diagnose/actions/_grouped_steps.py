@@ -17,7 +17,9 @@ from diagnose.actions._blame import raised_by_us
 from diagnose.actions._careful import in_short
 from diagnose.actions._gone import emptied_with, entered
 from diagnose.actions._learning_rate import Rate
-from diagnose.actions._loader_choice import available_bytes
+from diagnose.actions._loader_sampler import length
+from diagnose.actions._memory import available_bytes
+from diagnose.actions._optimizers import parameters_of
 from diagnose.actions._routes import routed
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
@@ -36,7 +38,6 @@ class GroupedSteps:
     scaling, clipping, looking, is done to the gradients that it knows.
 
     Args:
-        optimizer: The optimizer.
         epoch_ends: Whether the batch that has been trained on is the last one of the epoch.
         alone: Whether no other process steps together with this one.
 
@@ -70,7 +71,6 @@ class GroupedSteps:
 
         Args:
             size: How many of the script's steps make one.
-            job: The job.
         """
         with ExitStack() as stack:
             optimizer = self._optimizer()
@@ -119,7 +119,7 @@ class GroupedSteps:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._thread, self._is_between_steps = get_ident(), False
         self._recover()
-        given = [(p, p.grad) for p in _parameters(optimizer) if p.grad is not None]
+        given = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
         self.refused = self.refused or self._why_not(optimizer, args, kwargs, given)
         if self.refused or not given:
             return
@@ -211,13 +211,8 @@ class GroupedSteps:
         return ""
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
 def _sums(optimizer: Optimizer) -> dict[torch.Tensor, torch.Tensor]:
-    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    params = [p for p in parameters_of(optimizer) if p.requires_grad]
     on_host = sum(p.numel() * p.element_size() for p in params if p.device.type == "cpu")
     if on_host > available_bytes() * MEMORY_SHARE:
         raise CannotApply(f"sums of gradients take {on_host >> 20} MiB: a quarter of the memory is less")
@@ -250,10 +245,7 @@ class Epoch:
 
     def _follow(self, loader: Any, batches: Any) -> None:
         self._batches = ref(batches, self._gone if self._left else None)
-        try:
-            self._length = len(loader)
-        except TypeError:
-            self._length = None
+        self._length = length(loader)
 
     def _gone(self, batches: ref[Any]) -> None:
         """CPython drops an iterator when the loop over it is left."""

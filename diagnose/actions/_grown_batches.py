@@ -15,6 +15,7 @@ from diagnose.actions._careful import in_short
 from diagnose.actions._loader_switch import feeds
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
+from diagnose.hooks._looks import added
 from diagnose.hooks.base import replaced
 
 PRIVATE = (
@@ -81,7 +82,6 @@ class GrownBatches:
 
         Args:
             size: How many of the script's batches make one.
-            job: The job.
         """
 
         def wrap(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -112,13 +112,8 @@ class GrownBatches:
         for batches in job.iterators:
             self._adopt(batches)
         del batches
-        with replaced(_BaseDataLoaderIter, "_next_index", wrap):
-            job.on_iterator.append(begins)
-            try:
-                yield
-            finally:
-                if begins in job.on_iterator:
-                    job.on_iterator.remove(begins)
+        with replaced(_BaseDataLoaderIter, "_next_index", wrap), added(job.on_iterator, begins):
+            yield
 
     def parts(self) -> float:
         """Returns how many of the script's batches the latest one is made of: the mean, where the loop took

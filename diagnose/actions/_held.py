@@ -31,9 +31,6 @@ class Held:
     Attributes of modules themselves are left out, with what their containers hold: `_untouched` puts them
     back. So are classes, functions, and objects of torch's and of ours. Containers that the `forward` of a
     module names, as globals or from around it, belong to it. No code of the script's is run.
-
-    Args:
-        model: The model.
     """
 
     def __init__(self, model: nn.Module) -> None:

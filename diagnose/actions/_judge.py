@@ -73,7 +73,6 @@ class Verdict:
         checked: Whether it could be checked.
         error: How far the action's results were from the script's own, relative to these.
         allowed: How far they may be.
-        yardstick: What that was measured against, in words.
         reason: The outcome in words.
     """
 
@@ -81,7 +80,6 @@ class Verdict:
     checked: bool = True
     error: float = 0.0
     allowed: float = 0.0
-    yardstick: str = ""
     reason: str = ""
 
 
@@ -96,7 +94,7 @@ def judge(shadow: Shadow, own: Result, changed: Result, safety: Safety) -> Verdi
         raise CannotCheck("the script's own outputs or gradients are not finite at this step")
     same_random = own.random == changed.random
     if _all_equal(own, changed) and same_random:
-        return Verdict(ok=True, yardstick="bit for bit", reason="equal bit for bit")
+        return Verdict(ok=True, reason="equal bit for bit")
     if not finite(changed.outputs) or not finite(changed.gradients):
         return Verdict(
             ok=False, error=math.inf, reason="outputs or gradients are not finite with the action"
@@ -105,12 +103,11 @@ def judge(shadow: Shadow, own: Result, changed: Result, safety: Safety) -> Verdi
         return _judge_precision(shadow, own, changed)
     if not same_random:
         reason = "the action draws other random numbers, which every later step would see"
-        return Verdict(ok=False, error=_error(own, changed), yardstick="random numbers", reason=reason)
+        return Verdict(ok=False, error=_error(own, changed), reason=reason)
     if safety is Safety.EXACT:
         noise, error = _error(own, shadow.compute(gradients=own.sent)), _error(own, changed)
         if noise == 0:
-            reason = f"differs by {error:.1e}, and has to be equal bit for bit"
-            return Verdict(ok=False, error=error, yardstick="bit for bit", reason=reason)
+            return _unequal(error)
         return _verdict(error, ROUNDING_FACTOR * noise, "the same step computed twice")
     if safety is Safety.ROUNDING:
         verdict = _verdict(_error(own, changed), *_rounding_allowed(shadow, own))
@@ -161,7 +158,7 @@ def _judge_precision(shadow: Shadow, own: Result, changed: Result) -> Verdict:
     angle = cosine(own.gradients, changed.gradients)
     if verdict.ok and angle < PRECISION_COSINE:
         reason = f"gradients point elsewhere: the cosine is {angle:.4f}, below {PRECISION_COSINE}"
-        return Verdict(ok=False, error=error, allowed=allowed, yardstick=yardstick, reason=reason)
+        return Verdict(ok=False, error=error, allowed=allowed, reason=reason)
     return verdict
 
 
@@ -212,7 +209,11 @@ def _verdict(error: float, allowed: float, yardstick: str) -> Verdict:
     ok = error <= allowed
     sign = "within" if ok else "beyond"
     reason = f"differs by {error:.1e}, {sign} the {allowed:.1e} allowed by {yardstick}"
-    return Verdict(ok=ok, error=error, allowed=allowed, yardstick=yardstick, reason=reason)
+    return Verdict(ok=ok, error=error, allowed=allowed, reason=reason)
+
+
+def _unequal(error: float) -> Verdict:
+    return Verdict(ok=False, error=error, reason=f"differs by {error:.1e}, and has to be equal bit for bit")
 
 
 def _error(own: Result, other: Result) -> float:
@@ -262,11 +263,9 @@ def judge_update(
     if not all(map(finite, changed.values())):
         return Verdict(ok=False, error=math.inf, reason="the step with the action gives values not finite")
     if all(equal(own[kind], changed[kind]) for kind in own):
-        return Verdict(ok=True, yardstick="bit for bit", reason="equal bit for bit")
+        return Verdict(ok=True, reason="equal bit for bit")
     if safety is Safety.EXACT:
-        error = max(distance(own[kind], changed[kind]) for kind in own)
-        reason = f"differs by {error:.1e}, and has to be equal bit for bit"
-        return Verdict(ok=False, error=error, yardstick="bit for bit", reason=reason)
+        return _unequal(max(distance(own[kind], changed[kind]) for kind in own))
     factor = UPDATE_FACTOR if safety is Safety.ROUNDING else PRECISION_UPDATE_FACTOR
     if safety is Safety.TRAINING:
         raise CannotCheck("it is meant to change the training")

@@ -8,7 +8,9 @@ from weakref import ref
 
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
+from diagnose.actions._optimizers import parameters_of
 from diagnose.actions.base import CannotApply
+from diagnose.core.job import Job
 
 LINEAR = (SGD,)
 """A step is as long as its gradient: one on k times the samples stands for k steps (Goyal et al., 2017)."""
@@ -21,17 +23,22 @@ RAMP_STEPS = 100
 """The rate grows over so many steps after the batch did: a leap can make training diverge."""
 
 
-def refuse_without_rule(optimizer: Optimizer) -> None:
+def refuse_without_rule(job: Job) -> None:
     """Raises `CannotApply` if nobody knows a learning rate for larger batches."""
-    kind = type(optimizer)
-    if kind not in (*LINEAR, *ROOT):  # a subclass may compute anything
-        raise CannotApply(f"no rule says what learning rate {kind.__qualname__} needs for larger batches")
-    if any(group.get("capturable") for group in optimizer.param_groups):
-        raise CannotApply(f"{kind.__qualname__} is capturable: a CUDA graph may hold its learning rate")
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise CannotApply(f"{kind.__qualname__} is to be differentiated itself")
-    if any(hasattr(p, "_local_tensor") for group in optimizer.param_groups for p in group["params"]):
-        raise CannotApply("parameters are spread over ranks")
+    if not job.optimizers:
+        raise CannotApply("no optimizer has stepped")
+    for optimizer in job.optimizers:
+        kind = type(optimizer)
+        if kind not in (*LINEAR, *ROOT):  # a subclass may compute anything
+            raise CannotApply(
+                f"no rule says what learning rate {kind.__qualname__} needs for larger batches"
+            )
+        if any(group.get("capturable") for group in optimizer.param_groups):
+            raise CannotApply(f"{kind.__qualname__} is capturable: a CUDA graph may hold its learning rate")
+        if any(group.get("differentiable") for group in optimizer.param_groups):
+            raise CannotApply(f"{kind.__qualname__} is to be differentiated itself")
+        if any(hasattr(p, "_local_tensor") for p in parameters_of(optimizer)):
+            raise CannotApply("parameters are spread over ranks")
 
 
 class Rate:

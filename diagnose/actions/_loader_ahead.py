@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch.utils.data import _utils
-from torch.utils.data.dataloader import _DatasetKind
 
 from diagnose.actions._loader_pool import Broken, Pool, Workers
+from diagnose.actions._loader_probe import fetcher_of
 from diagnose.actions._loader_sampler import own_index
 
 NOTHING = object()
@@ -103,11 +103,7 @@ class Early:
 
 
 class Depth:
-    """More batches to be asked of each worker beforehand.
-
-    Args:
-        factor: How many.
-    """
+    """More batches to be asked of each worker beforehand."""
 
     def __init__(self, factor: int) -> None:
         self.factor = factor
@@ -162,12 +158,7 @@ def forget(ahead: deque[Ahead]) -> None:
 def made_here(batches: Any, index: Any) -> Any:
     """Makes a batch in the training process."""
     fetcher = getattr(batches, "_dataset_fetcher", None)
-    if fetcher is None:
-        kind = batches._dataset_kind
-        fetcher = _DatasetKind.create_fetcher(
-            kind, batches._dataset, batches._auto_collation, batches._collate_fn, batches._drop_last
-        )
-    data = fetcher.fetch(index)
+    data = (fetcher or fetcher_of(batches)).fetch(index)
     if batches._pin_memory:
         data = _utils.pin_memory.pin_memory(data, batches._pin_memory_device)
     return data

@@ -6,9 +6,11 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
+
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import _DatasetKind
 
 from diagnose.actions._loader_probe import Probed, probe
 from diagnose.actions._loader_purity import generators, unsharable
@@ -63,7 +65,6 @@ def sources(job: Job, *, reseeded: bool = False) -> list[Source]:
     """Returns the loaders that workers of ours can serve.
 
     Args:
-        job: The job.
         reseeded: Whether samples may be made with other random numbers than the script's own.
 
     Raises:
@@ -79,7 +80,7 @@ def sources(job: Job, *, reseeded: bool = False) -> list[Source]:
         reason = obstacle(loader, batches)
         if not reason:
             probed = probed_once(batches)
-            reason = objection(probed, batches, reseeded=reseeded)
+            reason = objection(probed, reseeded=reseeded)
             if not reason:
                 found.append(Source(loader=loader, batches=batches, probed=probed))
         if reason:
@@ -91,9 +92,6 @@ def sources(job: Job, *, reseeded: bool = False) -> list[Source]:
 
 def obstacle(loader: Any, batches: Any) -> str:
     """Returns why workers cannot serve an iterator, as far as can be told by looking; empty if they can."""
-    from torch.utils.data import IterDataPipe, MapDataPipe
-    from torch.utils.data.dataloader import _DatasetKind
-
     if "fork" not in multiprocessing.get_all_start_methods():
         return "this system cannot fork a process"
     if multiprocessing.current_process().daemon:
@@ -146,7 +144,7 @@ def probed_once(batches: Any) -> Probed:
     return found
 
 
-def objection(probed: Probed, batches: Any, *, reseeded: bool = False) -> str:
+def objection(probed: Probed, *, reseeded: bool) -> str:
     """Returns why batches would not be the same if workers made them; empty if they would."""
     if probed.error:
         return f"no batch could be made in a forked process: {probed.error}"
@@ -264,13 +262,3 @@ def lacks_memory(probed: Probed, num_batches: int) -> str:
         f"{num_batches} batches ahead need {format_bytes(needed)} of shared memory; {SHARED_MEMORY} has"
         f" {format_bytes(free)}"
     )
-
-
-def available_bytes() -> int:
-    """Returns the memory that can be had without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return kib[0] * 1024 if kib else 0

@@ -80,7 +80,6 @@ class Made:
     """What a worker sends.
 
     Args:
-        batch: The batch.
         before: The generators when it was begun.
         after: As making it has left them.
     """
@@ -112,9 +111,6 @@ class Carrying:
 class ContinuingWorker(Workers):
     """A process whose batches are made with the numbers that the training process would have drawn.
 
-    Args:
-        view: The loader to work for.
-
     Attributes:
         void: Batches that were asked for and are begun with other numbers than the training process will
             have.
@@ -135,7 +131,6 @@ class ContinuingWorker(Workers):
         return super().ask(index)
 
     def forget(self, numbers: Collection[int]) -> None:
-        """See `Workers.forget`."""
         super().forget(numbers)
         self.begin_anew()
 
@@ -167,12 +162,10 @@ class ContinuingPool(Pool):
         return super().broken or ("the training loop has drawn random numbers" if self.workers.void else "")
 
     def refresh(self, loader: Any, batches: Any) -> None:
-        """See `Pool.refresh`."""
         super().refresh(loader, batches)
         self.workers.begin_anew()
 
     def received(self, data: Any) -> Any:
-        """See `Pool.received`."""
         made = self.workers.received(data)
         if self.workers.surprises >= DRAWS and not self.refused:
             self.refused = "the training loop draws random numbers itself between two batches"

@@ -116,8 +116,6 @@ class Keeper:
     """Hands the workers of a loader's iterator to the next one, while `keeping`, until `end` is called.
 
     Args:
-        loader: The script's loader.
-        batches: Its iterator.
         watch: Tells whether the script has changed what workers are made from since they began.
         known: Whether it has been watched since those of this iterator began: else they end with it.
     """

@@ -94,7 +94,7 @@ class Order:
             self.ahead.extend([OWN] * (batches._send_idx - batches._rcvd_idx))
         # Last, because they look into objects of the script's.
         self._streams = generators(batches._index_sampler)
-        self._length = length(batches)
+        self._length = length(batches._index_sampler)
         own = not_torchs(batches._index_sampler)
         self._is_torchs, self._kind = own is None, type(own)
         self._habits = habits_of(batches._index_sampler)
@@ -112,7 +112,6 @@ class Order:
         """Asks for batches ahead, as many as whoever makes them now is to be asked for.
 
         Args:
-            batches: The iterator.
             pool: Who makes them; `None` is the script itself.
             factor: How many each worker is to be asked for beforehand.
             asked: How many batches the loop has asked for in this epoch.

@@ -125,7 +125,6 @@ def weakly(value: Any, then: Callable[[], None] | None = None) -> Callable[[], A
     """Returns what returns an object while others hold it; always, if it allows no weak references.
 
     Args:
-        value: The object.
         then: A method that is called when it goes, unless its own object has gone before; in this process
             only, and in none that is forked from it.
     """

@@ -88,7 +88,6 @@ class View:
     """A loader as our workers shall see it, without a change to the script's.
 
     Args:
-        loader: The script's loader.
         changed: Attributes in place of the loader's.
     """
 
@@ -102,9 +101,6 @@ class View:
 
 class Workers(_MultiProcessingDataLoaderIter):
     """Processes that run torch's own worker loop. Batches are asked of them one by one, by number.
-
-    Args:
-        view: The loader to work for.
 
     Attributes:
         patience_s: So long a batch is waited for.
@@ -149,15 +145,7 @@ class Workers(_MultiProcessingDataLoaderIter):
         while number not in self._arrived:
             if self.broken:
                 raise Broken(self.broken)
-            try:
-                arrived, data = self._get_data()  # type: ignore[no-untyped-call]
-            except Exception as error:
-                if from_signal_handler(error.__traceback__):
-                    raise  # the script's own
-                self.give_up(str(error))
-                continue
-            if arrived in self._wanted:
-                self._arrived[arrived] = data
+            self._take_in(self._get_data)
         self._wanted.discard(number)
         return self._arrived.pop(number)
 
@@ -165,17 +153,23 @@ class Workers(_MultiProcessingDataLoaderIter):
         """Whether a batch is there without waiting. One whose worker has died since cannot be unpacked."""
         while number not in self._arrived and not self.broken:
             try:
-                arrived, data = self._data_queue.get_nowait()
+                self._take_in(self._data_queue.get_nowait)
             except Empty:
                 break
-            except Exception as error:
-                if from_signal_handler(error.__traceback__):
-                    raise  # the script's own
-                self.give_up(str(error))
-                break
-            if arrived in self._wanted:
-                self._arrived[arrived] = data
         return number in self._arrived
+
+    def _take_in(self, receive: Callable[[], tuple[int, Any]]) -> None:
+        try:
+            arrived, data = receive()
+        except Empty:
+            raise
+        except Exception as error:
+            if from_signal_handler(error.__traceback__):
+                raise  # the script's own
+            self.give_up(str(error))
+            return
+        if arrived in self._wanted:
+            self._arrived[arrived] = data
 
     def forget(self, numbers: Collection[int]) -> None:
         """Nobody will ask for these batches."""
@@ -255,16 +249,11 @@ class Pool:
     """Workers for one loader, started anew where the script has changed what they make batches from.
 
     Args:
-        loader: The script's loader.
-        batches: Its iterator.
-        num_workers: How many processes.
         prefetch_factor: Batches that are asked of each beforehand.
         exact: Whether a batch that drew random numbers is refused, and one compared now and then.
         batch_s: What one takes to make, as far as is known.
 
     Attributes:
-        num_workers: As above.
-        prefetch_factor: As above.
         refused: Why its batches are not to be used any more; empty while they are.
         is_over: Whether the script is done with the dataset.
         proven: Whether a batch of its workers has been compared lately with one that the script would have

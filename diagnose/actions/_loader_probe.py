@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _DatasetKind
 
 from diagnose.actions._loader_parts import signature
 from diagnose.actions._loader_purity import (
@@ -121,8 +124,6 @@ def probe(batches: Any) -> Probed:
 def quiet_fork() -> Iterator[None]:
     """Lets processes be forked without the warning of Python 3.12 about threads, as `DataLoader` would for
     a script that asks for workers."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
@@ -150,16 +151,11 @@ def _report(batches: Any, connection: Connection, sockets: dict[int, int]) -> No
 
 
 def _look(batches: Any) -> Probed:
-    from torch.utils.data.dataloader import _DatasetKind
-
     ahead = look_ahead(batches)
     indices = ahead.first
     if not indices:
         return Probed(error="the sampler yields nothing")
-    dataset, collate_fn = batches._dataset, batches._collate_fn
-    fetcher = _DatasetKind.create_fetcher(
-        batches._dataset_kind, dataset, batches._auto_collation, collate_fn, batches._drop_last
-    )
+    dataset, collate_fn, fetcher = batches._dataset, batches._collate_fn, fetcher_of(batches)
     try:
         other, _ = _made_by_another(batches, fetcher, indices[0])
         renewable = not batches._num_workers or _is_renewable(batches, fetcher, indices[0])
@@ -179,10 +175,7 @@ def _look(batches: Any) -> Probed:
     parts_now = signature(dataset, collate_fn=collate_fn)
     changed = tuple(".".join(path) or "the dataset" for path in moved(parts, parts_now))
     new = tuple(".".join(path) for path in parts_now.keys() - parts.keys())
-    tensors: list[torch.Tensor] = []
-    twins: list[torch.Tensor] = []
-    leaves(first, tensors.append)
-    leaves(again, twins.append)
+    tensors, twins = list(leaves(first)), list(leaves(again))
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return Probed(error="its batches are on the accelerator already")
     # A worker sends copies, save of storages that its dataset holds: those are shared from then on.
@@ -207,10 +200,19 @@ def _look(batches: Any) -> Probed:
     )
 
 
+def fetcher_of(batches: Any) -> Any:
+    """Returns what makes the batches of an iterator in this process, made anew."""
+    return _DatasetKind.create_fetcher(
+        batches._dataset_kind,
+        batches._dataset,
+        batches._auto_collation,
+        batches._collate_fn,
+        batches._drop_last,
+    )
+
+
 def _become_worker(batches: Any, number: int, num_workers: int, base_seed: int | None = None) -> None:
     """Lets this process pass for a worker, as torch sets one up."""
-    from torch.utils.data._utils import worker as torch_worker
-
     base_seed = batches._base_seed if base_seed is None else base_seed
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=number, num_workers=num_workers, seed=base_seed + number, dataset=batches._dataset
@@ -222,8 +224,6 @@ def _become_worker(batches: Any, number: int, num_workers: int, base_seed: int |
 
 def reseed_worker(base_seed: int) -> None:
     """Seeds this worker's random number generators as torch does in a new one."""
-    from torch.utils.data._utils import worker as torch_worker
-
     info = torch_worker.get_worker_info()
     assert info is not None
     object.__setattr__(info, "seed", base_seed + info.id)  # it is frozen
@@ -231,8 +231,6 @@ def reseed_worker(base_seed: int) -> None:
 
 
 def _seed(base_seed: int, number: int) -> None:
-    from torch.utils.data._utils import worker as torch_worker
-
     random.seed(base_seed + number)
     torch.manual_seed(base_seed + number)
     if "numpy" in sys.modules:
@@ -252,7 +250,6 @@ def _made_by_another(
     It is a process of its own, because what a worker opens when it begins cannot be opened twice in one.
 
     Args:
-        batches: The script's iterator.
         fetcher: What makes its batches.
         index: Of the batch.
         base_seed: That it begins with; by default the script's.

@@ -8,7 +8,7 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, MutableSet, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, MutableSet, Sequence
 from contextlib import suppress
 from inspect import isfunction
 from pathlib import Path
@@ -143,18 +143,18 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def leaves(batch: Any, found: Callable[[torch.Tensor], None]) -> None:
-    """Calls `found` with each tensor of a batch."""
+def leaves(batch: Any) -> Iterator[torch.Tensor]:
+    """Yields each tensor of a batch."""
     if isinstance(batch, torch.Tensor):
-        found(batch)
+        yield batch
     elif isinstance(batch, Mapping):
         for each in batch.values():
-            leaves(each, found)
+            yield from leaves(each)
     elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
         for each in batch:
-            leaves(each, found)
+            yield from leaves(each)
     elif isinstance(getattr(batch, "__dict__", None), dict):
-        leaves(vars(batch), found)
+        yield from leaves(vars(batch))
 
 
 def overlap(one: Any, other: Any, elsewhere: Any) -> bool:

@@ -55,11 +55,11 @@ def look_ahead(batches: Any) -> Foreseen:
     too."""
     sampler = batches._index_sampler
     of_torch = not_torchs(sampler) is None
-    rest = _follow(sampler, batches._sampler_iter, length(batches), of_torch, is_rest=True)
+    rest = _follow(sampler, batches._sampler_iter, length(sampler), of_torch, is_rest=True)
     if rest.drew or rest.changed or (of_torch and len(rest.first) > 1):
         return rest
     held = [] if of_torch else iterators(sampler)
-    epoch = _follow(sampler, iter(sampler), length(batches), of_torch)
+    epoch = _follow(sampler, iter(sampler), length(sampler), of_torch)
     # One that was not begun anew with the epoch goes on from where the last index was drawn.
     still = set(map(id, iterators(sampler))) if held else set()
     places = tuple(type(each).__name__ for each in held if id(each) in still)
@@ -72,8 +72,7 @@ def _follow(
     """Draws indices to the end of an epoch, or as long as there is time.
 
     Args:
-        sampler: The sampler.
-        indices: Its iterator.
+        indices: Its iterator for this epoch.
         known: How many there are in an epoch, if the sampler tells. Nobody draws beyond them early.
         of_torch: Whether a few will do.
         is_rest: Whether some have been drawn of this epoch: a few will do, too.
@@ -124,10 +123,10 @@ def own_index(index: Any) -> Any:
     return index.copy() if plain else copy.deepcopy(index)
 
 
-def length(batches: Any) -> int | None:
-    """Returns how many batches an epoch has, `None` if the sampler does not tell."""
+def length(of: Any) -> int | None:
+    """Returns how many batches an epoch has, `None` if the sampler, or the loader, does not tell."""
     try:
-        return len(batches._index_sampler)
+        return len(of)
     except (TypeError, NotImplementedError):
         return None
 

@@ -29,7 +29,6 @@ class Samples:
     """What a dataset made for each index, as long as it would make the same again.
 
     Args:
-        dataset: The script's dataset.
         budget_bytes: So much is kept at most; what does not fit is made anew.
 
     Attributes:
@@ -166,7 +165,6 @@ class Remembering:
     """Stands for the dataset in the fetcher of one of the script's iterators.
 
     Args:
-        dataset: The script's dataset.
         samples: What is kept of it.
         aliasing: Whether what is kept may be handed out itself: torch's own `collate_fn` copies from it.
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from diagnose.actions._loader_choice import Source, lacks_memory, obstacle
 from diagnose.actions._loader_pool import Pool, is_ending
-from diagnose.actions._loader_switch import Feed, feed_of, feeds
+from diagnose.actions._loader_switch import Part, feed_of, feeds
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
+from diagnose.hooks._looks import added
 
 COLLECT_S = 10.0
 """So long, at the end, a batch is waited for that workers were asked for; then it is made once more."""
@@ -61,7 +62,7 @@ def _started(source: Source, num_workers: int, prefetch_factor: int, exact: bool
 def _end(pool: Pool) -> None:
     try:
         for _, feed in feeds():
-            feed.leave(pool)
+            feed.take_out(pool)
             if not is_ending():
                 feed.collect(pool, COLLECT_S)
     finally:
@@ -70,28 +71,29 @@ def _end(pool: Pool) -> None:
 
 @contextmanager
 def on_every_feed(
-    job: Job,
-    start: Callable[[], None],
-    begins: Callable[[Any, Any], None],
-    leave: Callable[[Feed], None],
+    job: Job, start: Callable[[], None], begins: Callable[[Any, Any], None], *parts: Part
 ) -> Iterator[None]:
     """Keeps something in force on the feeds of a job while open, whatever loops begin meanwhile.
 
     Args:
-        job: The job.
         start: Puts it in force on the loops that are under way; may refuse.
         begins: Likewise on one that begins, given its loader and iterator.
-        leave: Takes it from a feed, also from one that does not have it.
+        parts: What these put in force.
     """
     try:
         start()
-        job.on_iterator.append(begins)
-        yield
+        with added(job.on_iterator, begins):
+            yield
     finally:
-        if begins in job.on_iterator:
-            job.on_iterator.remove(begins)
         for _, feed in feeds():
-            leave(feed)
+            for part in parts:
+                feed.take_out(part)
+
+
+def put_on(iterators: Iterable[Any], part: Part) -> None:
+    """Puts something in force on the feeds of some iterators."""
+    for batches in iterators:
+        feed_of(batches).put(part)
 
 
 @contextmanager
@@ -110,15 +112,10 @@ def in_force(job: Job, pools: Sequence[Pool]) -> Iterator[None]:
             if pool.fits(batches) and not pool.broken and not obstacle(loader, batches):
                 feed = feed_of(batches)
                 pool.refresh(loader, batches)
-                if pool not in feed.in_force:  # else the iterator is the same in each epoch
-                    feed.use(pool)
+                feed.put(pool)
                 feed.started()
 
-    def leave(feed: Feed) -> None:
-        for pool in pools:
-            feed.leave(pool)
-
-    with on_every_feed(job, lambda: _use(job, pools), begins, leave):
+    with on_every_feed(job, lambda: _use(job, pools), begins, *pools):
         yield
 
 
@@ -126,7 +123,7 @@ def _use(job: Job, pools: Sequence[Pool]) -> None:
     for loader, batches in zip(job.loaders, job.iterators, strict=True):
         for pool in pools:
             if pool.fits(batches) and not obstacle(loader, batches):
-                feed_of(batches).use(pool)
+                feed_of(batches).put(pool)
 
 
 def refusal(pools: Sequence[Pool]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from diagnose.actions._loader_choice import (
     PREFETCH_FACTOR,
+    Source,
     cores,
     counts,
     most_workers,
@@ -33,34 +34,55 @@ them looks like a pause."""
 
 
 class LoaderServing(Action):
-    """Lets worker processes make the batches; the value is their number.
+    """Lets worker processes make the batches."""
+
+    order = 20
+
+    def served(self, job: Job) -> list[Source]:
+        """Returns the loaders that it is for.
+
+        Raises:
+            CannotApply: If there is none; says why not.
+        """
+        raise NotImplementedError
+
+    def check(self, job: Job) -> None:
+        found = self.served(job)
+        if cores(job) < 2 and not any(waiting(source.probed) for source in found):
+            raise CannotApply("there is one CPU: a worker would take it from training")
+
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
+        return in_force(job, prepared)
+
+    def why_not_stay(self, prepared: Any) -> str:
+        return refusal(prepared)
+
+    def state(self, job: Job) -> Any:
+        return shape(job)
+
+
+class ManyWorkers(LoaderServing):
+    """Likewise; the value is their number.
 
     Attributes:
         reseeded: Whether samples may be made with other random numbers than the script's own.
     """
 
-    order = 20
     reseeded: ClassVar[bool] = False
 
-    def check(self, job: Job) -> None:
-        """See `Action.check`."""
-        found = sources(job, reseeded=self.reseeded)
-        if cores(job) < 2 and not any(waiting(source.probed) for source in found):
-            raise CannotApply("there is one CPU: a worker would take it from training")
+    def served(self, job: Job) -> list[Source]:
+        return sources(job, reseeded=self.reseeded)
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
-        return counts(job, sources(job, reseeded=self.reseeded)[0])
+        return counts(job, self.served(job)[0])
 
     def largest(self, job: Job) -> int | None:
-        """See `Action.largest`."""
-        return most_workers(job, sources(job, reseeded=self.reseeded)[0])
+        return most_workers(job, self.served(job)[0])
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         num_workers = value or cores(job)
-        found = sources(job, reseeded=self.reseeded)
+        found = self.served(job)
         # Batches are compared with those of the script's own workers, which are asked for some already.
         own = [
             (source.batches._num_workers, getattr(source.batches, "_prefetch_factor", 0))
@@ -73,20 +95,7 @@ class LoaderServing(Action):
         with started(found, num_workers, PREFETCH_FACTOR, exact=not self.reseeded) as pools:
             yield pools
 
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return in_force(job, prepared)
-
-    def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
-        return refusal(prepared)
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return shape(job)
-
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         if reason := not_like_torchs(job):
             return {"note": f"num_workers={value} is not written into the script: {reason}"}
         settings = {"DataLoader.num_workers": str(value), "note": PERSISTENT}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 from torch._utils import ExceptionWrapper
@@ -32,7 +32,9 @@ from diagnose.actions._loader_purity import same
 COUNT_FILES_EVERY = 16
 """Batches between two looks at how many files are open."""
 
-Finish = Callable[["Feed", Any], Any]
+Part: TypeAlias = "Pool | Depth | Callable[[Feed, Any], Any]"
+"""What can be in force: workers that make the batches, more batches to be asked of each worker beforehand,
+and what each batch goes through before the script gets it."""
 
 
 class Feed:
@@ -40,57 +42,32 @@ class Feed:
 
     Args:
         batches: The iterator. It is not kept alive.
+
+    Attributes:
+        in_force: What actions have put in force, the latest last.
     """
 
     def __init__(self, batches: Any) -> None:
         self._batches: Callable[[], Any] = ref(batches)
         self._order = Order(batches)
         self._num_workers = self._order.num_workers
-        self._pools: list[Pool] = []
-        self._depths: list[Depth] = []
-        self._finishes: list[Finish] = []
+        self.in_force: list[Part] = []
         self._lock = threading.RLock()  # some scripts fetch in a thread of their own
 
     # -- what actions call, between two batches
 
-    def use(self, pool: Pool) -> None:
-        """The next index that is drawn goes to this pool."""
+    def put(self, part: Part) -> None:
+        """Puts something in force, unless it is: from the next index that is drawn, or batch handed out."""
         with self._lock:
-            self._pools.append(pool)
-            self._take_over()
+            if part not in self.in_force:
+                self.in_force.append(part)
+                self._take_over()
 
-    def leave(self, pool: Pool) -> None:
-        """The next index that is drawn goes where it went before. What the pool was asked for comes from it
-        still."""
+    def take_out(self, part: Part) -> None:
+        """Takes it back. What a pool was asked for comes from it still."""
         with self._lock:
-            if pool in self._pools:
-                self._pools.remove(pool)
-            self._release()
-
-    def deepen(self, depth: Depth) -> None:
-        """More batches are asked for beforehand, of whoever makes them."""
-        with self._lock:
-            self._depths.append(depth)
-            self._take_over()
-
-    def shallow(self, depth: Depth) -> None:
-        """As many batches are asked for as before, once those that were are handed out."""
-        with self._lock:
-            if depth in self._depths:
-                self._depths.remove(depth)
-            self._release()
-
-    def finish_with(self, finish: Finish) -> None:
-        """Lets each batch go through `finish` before the script gets it."""
-        with self._lock:
-            self._finishes.append(finish)
-            self._take_over()
-
-    def finish_without(self, finish: Finish) -> None:
-        """Takes that back."""
-        with self._lock:
-            if finish in self._finishes:
-                self._finishes.remove(finish)
+            if part in self.in_force:
+                self.in_force.remove(part)
             self._release()
 
     def next_if_there(self) -> Any:
@@ -124,17 +101,13 @@ class Feed:
                 self._fill(batches, 0)
 
     @property
-    def in_force(self) -> tuple[Pool | Depth | Finish, ...]:
-        """What actions have put in force."""
-        return (*self._pools, *self._depths, *self._finishes)
+    def _pools(self) -> list[Pool]:
+        return [part for part in self.in_force if isinstance(part, Pool)]
 
     @property
     def active(self) -> Pool | None:
         """The pool that indices go to; `None` where the script itself makes the batches."""
-        for pool in reversed(self._pools):
-            if not pool.broken:
-                return pool
-        return None
+        return next((pool for pool in reversed(self._pools) if not pool.broken), None)
 
     @property
     def num_ahead(self) -> int:
@@ -144,8 +117,9 @@ class Feed:
     @property
     def factor(self) -> int:
         """Batches that each worker is asked for beforehand."""
-        if self._depths:
-            return self._depths[-1].factor
+        depths = [part for part in self.in_force if isinstance(part, Depth)]
+        if depths:
+            return depths[-1].factor
         return self._order.own_factor if self.active is None else self.active.prefetch_factor
 
     @property
@@ -208,8 +182,9 @@ class Feed:
             if pool is not None and not self._num_workers and not self._order.handed % COUNT_FILES_EVERY:
                 pool.count_files()
             self._release()
-            for finish in self._finishes:
-                data = finish(self, data)
+            for part in self.in_force:
+                if not isinstance(part, Pool | Depth):
+                    data = part(self, data)
         except Exception as error:
             if not self._gives_up(error):
                 raise

@@ -16,6 +16,7 @@ from torch import distributed
 
 from diagnose.actions._careful import Failure
 from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._optimizers import parameters_of
 from diagnose.actions._untouched import is_ours
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Route
@@ -79,7 +80,7 @@ class LossScale:
         for optimizer in optimizers:
             self._overflows[id(optimizer)] = torch.zeros_like(self._inverse)
             self._stepping[id(optimizer)] = ref(optimizer)
-            by_param.update({id(p): id(optimizer) for p in _params_of(optimizer)})
+            by_param.update({id(p): id(optimizer) for p in parameters_of(optimizer)})
         stack.callback(self._stepping.clear)
         unowned = torch.zeros_like(self._inverse)
         for param in params.values():
@@ -187,7 +188,7 @@ class LossScale:
                 optimizer = alive()
                 if optimizer is None:
                     self.give_up("the script has put another optimizer in place of the one it had")
-                elif all(p.grad is None for p in _params_of(optimizer)):
+                elif all(p.grad is None for p in parameters_of(optimizer)):
                     self._overflows[number].zero_()
             return backward(tensors, *args, **kwargs)
 
@@ -215,11 +216,6 @@ class LossScale:
         return False
 
 
-def _params_of(optimizer: Any) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
 def _times(factor: Callable[[], float]) -> Hook:
     return lambda gradient: None if gradient is None else gradient * factor()
 
@@ -238,7 +234,7 @@ def _are_several() -> bool:
 
 def _is_not_finite(optimizer: Any, like: torch.Tensor) -> torch.Tensor:
     """1 if the gradients that an optimizer steps with are not all finite, else 0; on the device."""
-    held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    held = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
     dense = [grad.detach() for grad in held if grad.layout is torch.strided and grad.numel()]
     if not dense:
         return torch.zeros_like(like)
@@ -268,11 +264,10 @@ class _SkippedStep:
         skips, self._overflowed = self._scale.overflowed(optimizer)
         if skips:
             self._scale.num_skipped += 1
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        self._hidden.append((p, p.grad))
-                        p.grad = None
+            for p in parameters_of(optimizer):
+                if p.grad is not None:
+                    self._hidden.append((p, p.grad))
+                    p.grad = None
 
     def after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step."""

@@ -116,7 +116,6 @@ class FreedMemory:
     """What the process frees: given back to the system, as it was, or kept.
 
     Args:
-        glibc: The library.
         room: Bytes that may lie free before any goes back, while it is kept, and of the largest block that
             is kept.
     """

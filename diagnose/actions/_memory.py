@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from diagnose.hooks import _allocator
 SHORT_SHARE = 0.10
 """Memory is short where less than this part is left at the peak. An allocator needs about as much to find
 room for its largest blocks."""
+
+STATM = Path("/proc/self/statm")
 
 NEEDED = {"allocated_bytes", "peak_allocated_bytes", "reserved_bytes"}
 
@@ -56,8 +59,26 @@ def allocator_of(job: Job) -> Mapping[str, int]:
 
 
 def _free_of_host() -> float | None:
+    told = _host_bytes()
+    return told["MemAvailable"] / told["MemTotal"] if "MemAvailable" in told else None
+
+
+def available_bytes() -> int:
+    """Returns the host's memory that can be had without swapping; 0 where the system does not tell."""
+    return _host_bytes().get("MemAvailable", 0)
+
+
+def _host_bytes() -> dict[str, int]:
     try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0])
-    except (OSError, KeyError, ValueError):
-        return None
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+
+
+def resident_bytes() -> int:
+    """Returns the memory that the process occupies; 0 where the system does not tell."""
+    try:
+        return int(STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -39,7 +39,19 @@ def mapped(change: Change, value: Any) -> Any:
     return value
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
+def mapped_once(change: Change, value: Any) -> Any:
+    """Likewise, but a tensor that is there several times is changed once, and stays one."""
+    made: dict[int, torch.Tensor] = {}
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = change(tensor)
+        return made[id(tensor)]
+
+    return mapped(once, value)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
     """Returns every tensor that `mapped` would change."""
     found: list[torch.Tensor] = []
 
@@ -48,4 +60,9 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
         return tensor
 
     mapped(note, value)
-    return iter(found)
+    return found
+
+
+def differentiable(value: Any) -> list[torch.Tensor]:
+    """Returns those that carry a gradient, each once."""
+    return list({id(tensor): tensor for tensor in tensors(value) if tensor.requires_grad}.values())

@@ -10,9 +10,8 @@ from torch import nn
 
 from diagnose.actions._boundary import Gradients, Segment
 from diagnose.actions._careful import Failure
-from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._nested import differentiable, mapped, mapped_once, tensors
 from diagnose.actions._shadow_step import Inputs, batch_size
-from diagnose.actions._watch import differentiable
 
 
 class CannotSplit(Exception):
@@ -43,7 +42,6 @@ class Pieces(Segment):
         self._kept: Inputs = self.inputs
 
     def forward(self) -> Any:
-        """See `Segment.forward`."""
         self._kept = copied(self.inputs)  # the script may write to them before its backward pass
         try:
             return self.in_pieces(self.model)
@@ -52,7 +50,6 @@ class Pieces(Segment):
             return super().forward()
 
     def backward(self, gradients: Gradients, keep: bool) -> Gradients:
-        """See `Segment.backward`."""
         if not self._bounds:
             return super().backward(gradients, keep)
         return self.sum_of_pieces(gradients)
@@ -108,17 +105,13 @@ class Pieces(Segment):
 
 def part_of(inputs: Inputs, bounds: tuple[int, int], size: int) -> Inputs:
     """Returns the inputs with some of the samples."""
-    cut: dict[int, torch.Tensor] = {}
 
     def part(tensor: torch.Tensor) -> torch.Tensor:
         if not _has_rows(tensor, size):
             return tensor
-        if id(tensor) not in cut:
-            rows = tensor.detach()[bounds[0] : bounds[1]]
-            cut[id(tensor)] = rows.requires_grad_(tensor.requires_grad)
-        return cut[id(tensor)]
+        return tensor.detach()[bounds[0] : bounds[1]].requires_grad_(tensor.requires_grad)
 
-    args, kwargs = mapped(part, inputs)
+    args, kwargs = mapped_once(part, inputs)
     return args, kwargs
 
 
@@ -128,7 +121,7 @@ def joined(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:
     Raises:
         CannotSplit: If a tensor in them has no rows for each sample.
     """
-    leaves = [list(tensors(output)) for output in outputs]
+    leaves = [tensors(output) for output in outputs]
     if len({len(each) for each in leaves}) > 1:
         raise CannotSplit("the number of tensors in the output changes with the samples")
     made: dict[int, torch.Tensor] = {}
@@ -145,14 +138,11 @@ def joined(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 def copied(inputs: Inputs) -> Inputs:
     """Copies the inputs, and keeps which of them are one tensor."""
-    made: dict[int, torch.Tensor] = {}
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        return made[id(tensor)]
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
-    args, kwargs = mapped(copy, inputs)
+    args, kwargs = mapped_once(copy, inputs)
     return args, kwargs
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import Variable
 
 from diagnose.actions._careful import in_short
-from diagnose.actions._watch import differentiable
+from diagnose.actions._nested import differentiable
 from diagnose.hooks._signals import from_signal_handler
 from diagnose.hooks.ddp_waits import is_autograd_compiled
 
@@ -22,7 +22,6 @@ class PlainSum:
     one that was asked for as the pass began.
 
     Args:
-        model: The model.
         goes_back: Called as a pass begins.
 
     Attributes:

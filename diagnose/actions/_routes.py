@@ -7,6 +7,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import finalize
 
+from torch.nn import DataParallel
+from torch.nn.parallel import DistributedDataParallel
+
 from diagnose.actions._gone import entered
 from diagnose.actions._watch import Watch
 from diagnose.actions.base import CannotApply
@@ -87,9 +90,6 @@ def refuse_compiled(job: Job) -> None:
 def refuse_wrapped(job: Job) -> None:
     """Raises `CannotApply` if a model is wrapped for several devices: what wraps it knows its tensors'
     layout in memory."""
-    from torch.nn import DataParallel
-    from torch.nn.parallel import DistributedDataParallel
-
     for model in job.models:
         if isinstance(model, DataParallel | DistributedDataParallel):
             name = type(model).__name__

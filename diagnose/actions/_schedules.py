@@ -33,9 +33,6 @@ class Schedules:
     One that was stepped in two training steps in a row goes by steps, and is stepped for the other parts of
     the batch, too. Any other goes by epochs, and is left alone.
 
-    Args:
-        optimizers: The optimizers.
-
     Attributes:
         refused: Why the schedule cannot keep up; empty while it can.
     """

@@ -12,10 +12,9 @@ from torch import nn
 
 from diagnose.actions._careful import in_short
 from diagnose.actions._module_hooks import FORWARD, hooks_of
-from diagnose.actions._nested import tensors
+from diagnose.actions._nested import differentiable, tensors
 from diagnose.actions._shadow_step import Shadow
 from diagnose.actions._untouched import CONTAINERS, CannotCheck
-from diagnose.actions._watch import differentiable
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 
@@ -29,13 +28,11 @@ def refuse_unsealed(job: Job, model: nn.Module) -> None:
 
     Makes the latest call again, beside the training.
     """
-    if id(model) not in job.inputs:
-        raise CannotApply("no call of the model has been seen")
     if any(hooks_of(model, FORWARD)):
         raise CannotApply("the model has forward hooks, which may keep what a call computes inside")
     try:
         with job.unmeasured():
-            shadow = Shadow(job=job, model=model)
+            shadow = Shadow(job, model)
             shadow.rehearse()
             _refuse_unsealed(shadow)
     except (CannotApply, torch.OutOfMemoryError):

@@ -7,6 +7,7 @@ arrives at the parameters is the same function of the model alone in both cases.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -39,7 +40,7 @@ def compare_gradients(job: Job, applied: AbstractContextManager[None], safety: S
     """
     with job.unmeasured():
         try:
-            shadows = [Shadow(job=job, model=model) for model in job.models if id(model) in job.inputs]
+            shadows = [Shadow(job, model) for model in job.models if id(model) in job.inputs]
             own = [_computed(shadow) for shadow in shadows]
             if not any(result.gradients for result in own):
                 return cannot_check("no call of a model with gradients was seen")
@@ -54,15 +55,11 @@ def compare_gradients(job: Job, applied: AbstractContextManager[None], safety: S
             except Exception as error:  # noqa: BLE001 (what the script would have got)
                 return _failed(error)
             verdicts = [judge(*each, safety) for each in zip(shadows, own, changed, strict=True)]
-        except CannotCheck as error:
-            return cannot_check(error)
-        except torch.OutOfMemoryError:
-            return cannot_check("there is too little memory to compute a step twice")
         except CannotApply:
             raise
         except Exception as error:  # noqa: BLE001 (what cannot be computed twice cannot be compared)
-            return cannot_check(f"{type(error).__name__}: {error}")
-    return min(verdicts, key=lambda verdict: (verdict.ok, verdict.allowed - verdict.error))
+            return _uncompared(error, "compute a step twice")
+    return _worst(verdicts)
 
 
 def compare_update(job: Job, applied: AbstractContextManager[None], safety: Safety) -> Verdict:
@@ -78,7 +75,7 @@ def compare_update(job: Job, applied: AbstractContextManager[None], safety: Safe
     """
     with job.unmeasured():
         try:
-            shadows = [ShadowUpdate(optimizer=optimizer) for optimizer in job.optimizers]
+            shadows = [ShadowUpdate(optimizer) for optimizer in job.optimizers]
             if not shadows:
                 return cannot_check("no optimizer was seen")
             own = [shadow.step() for shadow in shadows]
@@ -91,14 +88,20 @@ def compare_update(job: Job, applied: AbstractContextManager[None], safety: Safe
             except Exception as error:  # noqa: BLE001 (likewise)
                 return _failed(error)
             verdicts = [judge_update(*each, safety) for each in zip(own, precise, changed, strict=True)]
-        except CannotCheck as error:
-            return cannot_check(error)
-        except torch.OutOfMemoryError:
-            return cannot_check("there is too little memory to make a step on copies")
         except CannotApply:
             raise
         except Exception as error:  # noqa: BLE001 (what cannot be computed twice cannot be compared)
-            return cannot_check(f"{type(error).__name__}: {error}")
+            return _uncompared(error, "make a step on copies")
+    return _worst(verdicts)
+
+
+def _uncompared(error: Exception, what: str) -> Verdict:
+    if isinstance(error, torch.OutOfMemoryError):
+        return cannot_check(f"there is too little memory to {what}")
+    return cannot_check(error if isinstance(error, CannotCheck) else f"{type(error).__name__}: {error}")
+
+
+def _worst(verdicts: Sequence[Verdict]) -> Verdict:
     return min(verdicts, key=lambda verdict: (verdict.ok, verdict.allowed - verdict.error))
 
 

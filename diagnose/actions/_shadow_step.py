@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from diagnose.actions._distance import Tensors
 from diagnose.actions._module_hooks import hooks_of
-from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._nested import differentiable, mapped_once, tensors
 from diagnose.actions._routes import REPLAYED, is_replayed
 from diagnose.actions._untouched import (
     CannotCheck,
@@ -25,9 +25,8 @@ from diagnose.actions._untouched import (
     untouched,
 )
 from diagnose.actions._watch import (
-    Call,
     Watch,
-    differentiable,
+    in_autocast,
     latest_call,
     refuse_lasting_changes,
     unwrapped,
@@ -61,7 +60,6 @@ class Result:
     sent: Sequence[torch.Tensor]
 
 
-@dataclass(slots=True, kw_only=True)
 class Shadow:
     """One model of the job, with its latest inputs, to be called beside the training.
 
@@ -75,17 +73,13 @@ class Shadow:
         tf32: Whether products of its own may be TF32's.
     """
 
-    job: Job
-    model: nn.Module
-    unit: float = 0.0
-    tf32: bool = False
-    call: Call | None = field(init=False)
-    inner: nn.Module = field(init=False)
-    devices: set[torch.device] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.call = latest_call(self.job, self.model)
-        self.inner = unwrapped(self.model)
+    def __init__(self, job: Job, model: nn.Module) -> None:
+        self.job = job
+        self.model = model
+        self.unit = 0.0
+        self.tf32 = False
+        self.call = latest_call(job, model)
+        self.inner = unwrapped(model)
         self._refuse()
         self.devices = devices_of([*tensors(self.inputs), *self.inner.parameters()])
 
@@ -118,16 +112,13 @@ class Shadow:
         Args:
             order: Another order of the samples.
         """
-        made: dict[int, torch.Tensor] = {}
         size = batch_size(self.inputs)
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in made:
-                copy = in_order(tensor.detach(), order, size).clone()
-                made[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
-            return made[id(tensor)]
+            copy = in_order(tensor.detach(), order, size).clone()
+            return copy.requires_grad_(tensor.requires_grad)
 
-        args, kwargs = mapped(copied, self.inputs)
+        args, kwargs = mapped_once(copied, self.inputs)
         return args, kwargs
 
     def compute(
@@ -194,9 +185,7 @@ class Shadow:
         for route in reversed(self.job.routes.get(id(self.model), ())):
             if not isinstance(route, Watch):
                 call = partial(_through, route, call)
-        if self.call is None:
-            return call(self.model, *inputs[0], **inputs[1])
-        with self.call.in_its_autocast():
+        with in_autocast(self.call.autocast if self.call is not None else []):
             return call(self.model, *inputs[0], **inputs[1])
 
     def _sent(self, ends: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -213,6 +202,8 @@ class Shadow:
         ]
 
     def _refuse(self) -> None:
+        if id(self.model) not in self.job.inputs:
+            raise CannotCheck("no call of the model has been seen")
         if not self.model.training:
             raise CannotCheck("the model is not in training mode now")
         for module in self.inner.modules():

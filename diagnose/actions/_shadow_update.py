@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -21,7 +20,6 @@ MADE_UP_GRADIENT = 1e-2
 """Standard deviation of a gradient where the script has cleared its own already."""
 
 
-@dataclass(slots=True, kw_only=True)
 class ShadowUpdate:
     """One optimizer of the job, to make steps beside the training.
 
@@ -29,17 +27,12 @@ class ShadowUpdate:
     state.
     """
 
-    optimizer: Optimizer
-    chosen: list[list[torch.Tensor]] = field(init=False)
-    gradients: dict[int, torch.Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        kind = type(self.optimizer)
-        if not kind.__module__.startswith("torch.optim.") or isinstance(self.optimizer, LBFGS):
+    def __init__(self, optimizer: Optimizer) -> None:
+        kind = type(optimizer)
+        if not kind.__module__.startswith("torch.optim.") or isinstance(optimizer, LBFGS):
             raise CannotCheck(f"steps of {kind.__qualname__} cannot be made beside the training")
-        groups = [
-            [p for p in group["params"] if self._is_trained(p)] for group in self.optimizer.param_groups
-        ]
+        self.optimizer = optimizer
+        groups = [[p for p in group["params"] if self._is_trained(p)] for group in optimizer.param_groups]
         self.chosen = _affordable(groups)
         generator = torch.Generator().manual_seed(0)
         self.gradients = {

@@ -11,7 +11,8 @@ import torch
 
 from diagnose.actions._gone import emptied_with
 from diagnose.actions._layout import CODES
-from diagnose.actions._loader_choice import available_bytes
+from diagnose.actions._memory import available_bytes
+from diagnose.actions._optimizers import parameters_of
 from diagnose.actions._untouched import RandomState, devices_of, put_back
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
@@ -110,8 +111,7 @@ def _changed_by_steps(job: Job) -> Iterator[torch.Tensor]:
         yield from model.parameters()
         yield from model.buffers()
     for optimizer in job.optimizers:
-        for group in optimizer.param_groups:
-            yield from group["params"]
+        yield from parameters_of(optimizer)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -101,7 +101,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """
     copies: dict[int, torch.Tensor] = {}
     with ExitStack() as undo:
-        for parameter in {id(p): p for p in model.parameters()}.values():
+        for parameter in model.parameters():
             undo.callback(_point_to, parameter, parameter.detach())
             hooks = parameter._backward_hooks
             if hooks:
@@ -116,14 +116,23 @@ def untouched(model: nn.Module) -> Iterator[None]:
                     undo.callback(_refill, value, copy.copy(value))
                 elif isinstance(value, torch.Generator):
                     undo.callback(value.set_state, value.get_state())
-        for module in model.modules():
-            for holder in (vars(module), module._buffers):
-                for name, value in list(holder.items()):
-                    if isinstance(value, torch.Tensor) and not value.requires_grad:
-                        if id(value) not in copies:
-                            copies[id(value)] = value.clone()
-                        holder[name] = copies[id(value)]
+        for holder, name, value in _beside_parameters(model):
+            if id(value) not in copies:
+                copies[id(value)] = value.clone()
+            holder[name] = copies[id(value)]
         yield
+
+
+def _beside_parameters(model: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+    """Returns a model's buffers and the tensors that are plain attributes, each with what holds it by which
+    name."""
+    return [
+        (holder, name, value)
+        for module in model.modules()
+        for holder in (vars(module), module._buffers)
+        for name, value in holder.items()
+        if isinstance(value, torch.Tensor) and not value.requires_grad
+    ]
 
 
 def _refill(container: Any, held: Any) -> None:
@@ -175,8 +184,8 @@ class _OnlyNewIsWritten(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, others: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._parameters = _storages(model.parameters())
-        self._writable = _storages(others) | {0}
+        self._parameters = storages(model.parameters())
+        self._writable = storages(others) | {0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -185,15 +194,15 @@ class _OnlyNewIsWritten(TorchDispatchMode):
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = args[index] if index < len(args) else kwargs.get(argument.name)
-                storages = _storages(_tensors_in(written)) - self._writable
-                if storages:
-                    own = storages <= self._parameters
+                places = storages(_tensors_in(written)) - self._writable
+                if places:
+                    own = places <= self._parameters
                     what = "its own parameters" if own else "a tensor that could not be put back"
                     raise CannotCheck(f"the model writes to {what} while it is called")
         result = func(*args, **kwargs)
-        made = _storages(_tensors_in(result))
+        made = storages(_tensors_in(result))
         if func is not torch.ops.aten.lift_fresh.default:  # which gets what `torch.tensor` has made
-            made -= _storages(_tensors_in([*args, *kwargs.values()]))
+            made -= storages(_tensors_in([*args, *kwargs.values()]))
         self._writable |= made
         return result
 
@@ -207,7 +216,8 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(each)
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+def storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Returns where some tensors have their elements; sparse ones are left out."""
     dense = (tensor for tensor in tensors if tensor.layout is torch.strided)
     return {tensor.untyped_storage().data_ptr() for tensor in dense}
 
@@ -222,7 +232,6 @@ def refuse_lasting_writes(model: nn.Module, inputs: Iterable[torch.Tensor]) -> I
     To be opened inside of `untouched`, whose copies may be written to.
 
     Args:
-        model: The model.
         inputs: Copies of what it is called with.
 
     Yields:
@@ -234,10 +243,7 @@ def refuse_lasting_writes(model: nn.Module, inputs: Iterable[torch.Tensor]) -> I
     if model in _known_to_read:
         yield False
         return
-    copies = [*inputs]
-    for module in model.modules():
-        held = (*vars(module).values(), *module._buffers.values())
-        copies += [t for t in held if isinstance(t, torch.Tensor) and not t.requires_grad]
+    copies = [*inputs, *(held for *_, held in _beside_parameters(model))]
     with ExitStack() as stack:
         if "torch._dynamo.eval_frame" in sys.modules:  # compiled code would run past the watch
             stack.enter_context(torch.compiler.set_stance("force_eager"))

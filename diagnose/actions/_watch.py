@@ -11,9 +11,11 @@ import torch
 
 from diagnose.actions._blame import raised_by_us
 from diagnose.actions._held import Held
-from diagnose.actions._nested import tensors
+from diagnose.actions._nested import differentiable, tensors
 from diagnose.actions._untouched import CannotCheck
 from diagnose.core.job import Job
+
+Autocast = list[tuple[str, torch.dtype, bool]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,24 +24,17 @@ class Call:
 
     Attributes:
         versions: Version counter of each tensor among the arguments, when the call began.
-        autocast: Device type, dtype and cache flag of each autocast context the call was made in.
+        autocast: The autocast contexts that the call was made in.
         differentiable: How many tensors of the output carry a gradient.
         gradients: What the loss sent back into them, by their index. Filled by the backward pass.
         changes: What it changed that could not be put back, if it were made again; empty if nothing.
     """
 
     versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    autocast: list[tuple[str, torch.dtype, bool]] = field(default_factory=list)
+    autocast: Autocast = field(default_factory=list)
     differentiable: int = 0
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     changes: str = ""
-
-    def in_its_autocast(self) -> AbstractContextManager[object]:
-        """Opens the autocast contexts that the call was made in."""
-        return in_autocast(self.autocast)
-
-
-Autocast = list[tuple[str, torch.dtype, bool]]
 
 
 def autocast_now(device_types: Iterable[str]) -> Autocast:
@@ -110,11 +105,6 @@ def _keeper(kept: dict[int, torch.Tensor], index: int) -> Callable[[torch.Tensor
             kept[index] = gradient.detach()
 
     return keep
-
-
-def differentiable(output: Any) -> list[torch.Tensor]:
-    """The tensors in an output that carry a gradient, each once."""
-    return list({id(tensor): tensor for tensor in tensors(output) if tensor.requires_grad}.values())
 
 
 @contextmanager

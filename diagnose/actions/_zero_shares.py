@@ -13,11 +13,10 @@ from torch import distributed
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
+from diagnose.actions._optimizers import parameters_of
 from diagnose.actions._zero_peers import Peers, Share, described, made, tensors
 from diagnose.actions.base import CannotApply
-
-COPIED = "__getstate__"
-"""What `copy` and `pickle` ask an optimizer for: a copy has none of our hooks, and must be whole."""
+from diagnose.kernels._swap import COPIED
 
 COALESCED_BYTES = 32 << 20
 """Sent at once: enough for any link, and little beside what is saved."""
@@ -32,7 +31,6 @@ class Shares:
     the step yet, may ask for it.
 
     Args:
-        optimizer: The optimizer.
         group: The process group of the model.
 
     Raises:
@@ -42,7 +40,7 @@ class Shares:
     def __init__(self, optimizer: Optimizer, group: Any) -> None:
         self._optimizer = optimizer
         self._group = group
-        self._params = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+        self._params = [p for p in parameters_of(optimizer) if p.requires_grad]
         self._steps = 0
         self._is_at_rest = True
         self._is_shared = False
@@ -157,13 +155,13 @@ class Shares:
         """The script asks for the state, perhaps on this rank alone."""
         if optimizer is not self._optimizer:
             return None
-        places = {id(p): n for n, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+        places = {id(p): n for n, p in enumerate(parameters_of(optimizer))}
         others = {places[id(p)]: state for p, state in self._others().items()}
         state = {**saved["state"], **others}
         return {**saved, "state": {place: state[place] for place in sorted(state)}}
 
     def _as_copied(self) -> dict[str, Any]:
-        """Takes the place of `Optimizer.__getstate__`."""
+        """Takes the place of `Optimizer.__getstate__`: a copy has none of our hooks, and must be whole."""
         held: dict[str, Any] = type(self._optimizer).__getstate__(self._optimizer)
         return {**held, "state": self._in_order({**held["state"], **self._others()})}
 
@@ -172,7 +170,7 @@ class Shares:
         self._drop()
 
     def _in_order(self, state: dict[Any, Any]) -> defaultdict[Any, Any]:
-        first = {p: state[p] for g in self._optimizer.param_groups for p in g["params"] if p in state}
+        first = {p: state[p] for p in parameters_of(self._optimizer) if p in state}
         return defaultdict(dict, {**first, **state})
 
     # -- the way back

@@ -56,20 +56,18 @@ class ActivationCheckpointing(Action):
     hangs_on = ("blocks",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         refuse_unless_short(job)
         for model in models_with_weights(job):
             refuse_sharded(model)
             if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
                 raise CannotApply("the model is compiled: its graph calls no block by itself")
-        if not blocks_of_job(job):
-            for model in models_with_weights(job):
-                for name, block in repeated_blocks(unwrapped(model)):
-                    refuse_unfit(block, name)
+        found = [each for model in models_with_weights(job) for each in repeated_blocks(unwrapped(model))]
+        if not any(is_fit(block) for _, block in found):
+            for name, block in found:
+                refuse_unfit(block, name)
             raise CannotApply("no model has blocks that follow each other in a list")
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         return SHARES
 
     @contextmanager
@@ -82,12 +80,10 @@ class ActivationCheckpointing(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         with checkpointed(_fit(prepared)):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return {
             (index, name): vars(module).get(SLOT, "torch's own")
             for index, model in enumerate(job.models)
@@ -115,11 +111,6 @@ def _fit(blocks: Sequence[ref[nn.Module]]) -> list[nn.Module]:
     for block in alive:
         refuse_unfit(block, type(block).__name__)
     return alive
-
-
-def blocks_of_job(job: Job) -> list[nn.Module]:
-    """Returns the blocks of all models that can be checkpointed."""
-    return [block for model in models_with_weights(job) for block in blocks_of(model)]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -46,7 +46,6 @@ class AutocastBf16(Action):
     hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         refuse_lower_precision(job)
         refuse_compiled(job)
         if job.device not in ("cpu", "cuda"):
@@ -56,19 +55,16 @@ class AutocastBf16(Action):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         with on_its_gpu(job):
             refuse_slower(job.device, torch.bfloat16)
         yield Failure()
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         prepared.refuse_again()
         route = under_autocast(job.device, torch.bfloat16)
         with all_routed(job, lambda model: Careful(route, prepared)):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return routes_in_force(job)

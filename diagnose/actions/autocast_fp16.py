@@ -12,6 +12,7 @@ from diagnose.actions._autocast import on_its_gpu, refuse_lower_precision, refus
 from diagnose.actions._careful import Careful, Failure
 from diagnose.actions._gone import entered
 from diagnose.actions._loss_scale import LossScale, refuse_hooked
+from diagnose.actions._optimizers import hooks_on
 from diagnose.actions._routes import (
     models_with_weights,
     refuse_compiled,
@@ -54,7 +55,6 @@ class AutocastFp16(Action):
     hangs_on = ("models", "optimizers")
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if job.device != "cuda":
             raise CannotApply("fp16 is for GPUs; the model is on another device")
         if len({p.device for model in job.models for p in model.parameters()}) > 1:
@@ -63,7 +63,6 @@ class AutocastFp16(Action):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         failure = Failure()
         with on_its_gpu(job):
             refuse_slower(job.device, torch.float16)
@@ -72,7 +71,6 @@ class AutocastFp16(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         failure, scale = prepared
         failure.refuse_again()
         route = scale.through(under_autocast(job.device, torch.float16))
@@ -86,13 +84,9 @@ class AutocastFp16(Action):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         params = [p for model in job.models for p in model.parameters()]
         hooks = [len(p._backward_hooks or ()) for p in params]
-        steps = [
-            (list(each._optimizer_step_pre_hooks), list(each._optimizer_step_post_hooks))
-            for each in job.optimizers
-        ]
+        steps = [hooks_on(each, "step_pre", "step_post") for each in job.optimizers]
         return routes_in_force(job), hooks, steps, torch.autograd.backward
 
 

@@ -136,7 +136,6 @@ class Action:
         """Checks that the job is as it was.
 
         Args:
-            job: The job.
             before: What `state` returned before `apply`.
 
         Raises:

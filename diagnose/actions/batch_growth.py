@@ -13,13 +13,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from diagnose.actions._gone import entered
 from diagnose.actions._grown_batches import FEWEST_BATCHES, GrownBatches, refuse_unfit
 from diagnose.actions._learning_rate import Rate, refuse_without_rule
-from diagnose.actions._loader_choice import available_bytes
-from diagnose.actions._memory import allocator_of, free_at_peak
+from diagnose.actions._memory import allocator_of, available_bytes, free_at_peak, resident_bytes
+from diagnose.actions._optimizers import hooks_on
 from diagnose.actions._schedules import Schedules
 from diagnose.actions.base import Action, CannotApply, NotYet
-from diagnose.actions.gc_freeze import resident_bytes
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._looks import added
 
 SIZES = (2, 4)
 """The script's batches in one. The more, the fewer steps there are to learn in: what goes further is for
@@ -73,14 +73,10 @@ class BatchGrowth(Action):
     hangs_on = ("optimizers",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         refuse_unfit(job)
         if not job.epochs_ended:
             raise NotYet("the loop has not asked for a batch beyond an epoch's last one yet: it may count")
-        if not job.optimizers:
-            raise CannotApply("no optimizer has stepped")
-        for optimizer in job.optimizers:
-            refuse_without_rule(optimizer)
+        refuse_without_rule(job)
         if not self.values(job):
             num_batches = len(job.iterators[-1]._index_sampler)
             if num_batches < SIZES[0] * FEWEST_BATCHES:
@@ -88,7 +84,6 @@ class BatchGrowth(Action):
             raise CannotApply("a step may need more memory for a larger batch than is free")
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         num_batches = len(job.iterators[-1]._index_sampler)
         peak, free = _peak_bytes(job), _free_bytes(job)
         return [
@@ -98,12 +93,10 @@ class BatchGrowth(Action):
         ]
 
     def largest(self, job: Job) -> int | None:
-        """See `Action.largest`."""
         return max((value for value in self.values(job) if value is not None), default=None)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         self.check(job)
         batches = job.iterators[-1]
         ahead = (
@@ -115,7 +108,6 @@ class BatchGrowth(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         size, grown, schedules = prepared
         if refused := grown.refused or schedules.refused:
             raise CannotApply(refused)
@@ -127,25 +119,19 @@ class BatchGrowth(Action):
             entered(stack, (_faster(each, grown) for each in job.optimizers))
             stack.enter_context(schedules.installed())
             stack.enter_context(grown.installed(size, job))
-            stack.callback(_remove, job.on_step, ended)
-            job.on_step.append(ended)
+            stack.enter_context(added(job.on_step, ended))
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         _, grown, schedules = prepared
         return str(grown.refused or schedules.refused)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return (
             _BaseDataLoaderIter._next_index,
             len(job.on_iterator),
             len(job.on_step),
-            [
-                (tuple(optimizer._optimizer_step_pre_hooks), tuple(optimizer._optimizer_step_post_hooks))
-                for optimizer in job.optimizers
-            ],
+            [hooks_on(optimizer, "step_pre", "step_post") for optimizer in job.optimizers],
         )
 
 
@@ -181,8 +167,3 @@ def _peak_bytes(job: Job) -> int:
 
 def _free_bytes(job: Job) -> float:
     return free_at_peak(job) if job.device == "cuda" else available_bytes() / max(1, job.local_ranks)
-
-
-def _remove(calls: list[Any], own: Any) -> None:
-    if own in calls:
-        calls.remove(own)

@@ -23,6 +23,7 @@ from diagnose.actions._layout import (
     weights_to_convert,
 )
 from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._optimizers import hooks_on
 from diagnose.actions._routes import (
     models_with_weights,
     refuse_compiled,
@@ -81,7 +82,6 @@ class ChannelsLast(Action):
     hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         refuse_compiled(job)
         refuse_wrapped(job)
         refuse_flattened()
@@ -96,12 +96,10 @@ class ChannelsLast(Action):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         yield Failure()
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         prepared.refuse_again()
         conversion = Conversion(weights_to_convert(job), job)
 
@@ -118,7 +116,6 @@ class ChannelsLast(Action):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         held = [p for model in job.models for p in model.parameters() if p.dim() == 4]
         # Not each tensor's layout: an optimizer may have got its state in the meantime.
         unlike = sum(
@@ -128,10 +125,7 @@ class ChannelsLast(Action):
             for value in optimizer.state.get(p, {}).values()
             if lies_as(p, value)
         )
-        hooks = [
-            (list(each._optimizer_state_dict_post_hooks), list(each._optimizer_load_state_dict_post_hooks))
-            for each in job.optimizers
-        ]
+        hooks = [hooks_on(each, "state_dict_post", "load_state_dict_post") for each in job.optimizers]
         weights = [(id(p), p.stride()) for p in held]  # not where: the script may bind `.data` anew
         return {"weights": weights, "unlike": unlike, "hooks": hooks, "routes": routes_in_force(job)}
 

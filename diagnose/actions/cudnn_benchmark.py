@@ -62,7 +62,6 @@ class CudnnBenchmark(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         before = torch.backends.cudnn.benchmark
         try:
             torch.backends.cudnn.benchmark = True
@@ -71,9 +70,7 @@ class CudnnBenchmark(Action):
             torch.backends.cudnn.benchmark = before
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return torch.backends.cudnn.benchmark
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"statement": STATEMENT}

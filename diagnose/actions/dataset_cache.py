@@ -9,13 +9,15 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import StackDataset, Subset, default_collate
 
-from diagnose.actions._loader_choice import available_bytes, sources
+from diagnose.actions._loader_choice import sources
 from diagnose.actions._loader_parts import weakly
 from diagnose.actions._loader_samples import Remembering, Samples
+from diagnose.actions._memory import available_bytes
 from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.core.units import format_bytes
+from diagnose.hooks._looks import added
 
 MEMORY_SHARE = 0.25
 """Of the memory that is available, so much may be filled with samples, on all ranks together."""
@@ -51,7 +53,6 @@ class DatasetCache(Action):
     excludes = frozenset({"loader-workers", "loader-workers-reseeded"})
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         epochs = max((known["epochs"] for known in job.facts.get("loaders", ())), default=0)
         if epochs < 2:
             raise NotYet("no sample has come a second time yet: the script is in its first epoch")
@@ -59,7 +60,6 @@ class DatasetCache(Action):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         cache = _cache(job)
         self.settle_steps = cache.num_batches
 
@@ -73,16 +73,13 @@ class DatasetCache(Action):
             for batches in job.iterators:
                 cache.put(batches)
             del batches
-            job.on_iterator.append(begins)
-            yield cache
+            with added(job.on_iterator, begins):
+                yield cache
         finally:
-            if begins in job.on_iterator:
-                job.on_iterator.remove(begins)
             cache.take_out()
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         if prepared.samples.refused:
             raise CannotApply(prepared.samples.refused)
         try:
@@ -92,7 +89,6 @@ class DatasetCache(Action):
             prepared.serve(False)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         fetchers = [batches._dataset_fetcher for batches in job.iterators if not batches._num_workers]
         views = [fetcher.dataset for fetcher in fetchers if isinstance(fetcher.dataset, Remembering)]
         return any(view.serving for view in views), any(view.is_over for view in views)
@@ -102,7 +98,6 @@ class Cache:
     """The samples of one dataset, and the iterators that fetch from them.
 
     Args:
-        dataset: The script's dataset.
         num_batches: Batches until a whole epoch has passed. What is left of this one is not enough: in
             another order the next begins with samples that were not among them.
         budget_bytes: Memory for samples.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from diagnose.actions._ddp import GradientHook, Reduce
+from diagnose.actions._ddp import TORCHS, GradientHook, Reduce
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
@@ -32,17 +32,15 @@ class DdpBf16Hook(GradientHook):
     """
 
     safety = Safety.PRECISION
+    torchs = f"None, {TORCHS}.default_hooks.bf16_compress_hook"
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
-        """See `GradientHook.reduce`."""
         return averaged_in_bf16
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         if job.device == "cpu":
             return {}  # torch's own wants NCCL: what is ours can be put in force by --apply
-        hook = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook"
-        return {"advice": f"model.register_comm_hook(None, {hook})"}
+        return super().settings(job, value)
 
 
 def averaged_in_bf16(group: Any, bucket: Any) -> Any:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
-from diagnose.actions._ddp import ReducerAction, gradient_bytes, with_fresh_reducers, wrapped
+from diagnose.actions._ddp import ReducerAction, gradient_bytes, wrapped
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -39,7 +38,6 @@ class DdpBucketSize(ReducerAction):
     touches = "ranks"
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         for model in wrapped(job):
             if vars(model).get("bucket_bytes_cap_list"):
                 raise CannotApply("the script has chosen the size of each bucket (bucket_cap_mb_list)")
@@ -57,24 +55,18 @@ class DdpBucketSize(ReducerAction):
                 values.append(size)
         return values
 
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return with_fresh_reducers(wrapped(job), lambda model: _set_size(model, prepared))
+    def change(self, model: Any, prepared: Any) -> None:
+        wish = None if prepared == DEFAULT_MIB else prepared
+        if hasattr(model, "_bucket_config"):  # torch 2.13
+            model._bucket_config = type(model._bucket_config).create(
+                bucket_cap_mb=wish, bucket_cap_mb_list=None, use_python_reducer=False
+            )
+        model.bucket_bytes_cap = prepared * MIB
+        model.bucket_bytes_cap_default = wish is None
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"DistributedDataParallel.bucket_cap_mb": str(value)}
 
 
 def _num_buckets(gradients_bytes: int, cap_bytes: int) -> int:
     return -(-gradients_bytes // max(cap_bytes, 1))
-
-
-def _set_size(model: Any, size_mib: int) -> None:
-    wish = None if size_mib == DEFAULT_MIB else size_mib
-    if hasattr(model, "_bucket_config"):  # torch 2.13
-        model._bucket_config = type(model._bucket_config).create(
-            bucket_cap_mb=wish, bucket_cap_mb_list=None, use_python_reducer=False
-        )
-    model.bucket_bytes_cap = size_mib * MIB
-    model.bucket_bytes_cap_default = wish is None

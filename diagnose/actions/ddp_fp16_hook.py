@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import Any
 
 import torch
 from torch import distributed
 
-from diagnose.actions._ddp import GradientHook, Reduce
+from diagnose.actions._ddp import TORCHS, GradientHook, Reduce
 from diagnose.actions._ddp_rounds import InRounds
-from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
 FACTOR = 2.0**10
@@ -40,15 +39,10 @@ class DdpFp16Hook(GradientHook):
     """
 
     safety = Safety.PRECISION
+    torchs = f"None, {TORCHS}.default_hooks.fp16_compress_hook"  # which multiplies nothing
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
-        """See `GradientHook.reduce`."""
         return InRounds("averaged_in_fp16", averaged, at_the_end=True)
-
-    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`: torch's own, which multiplies nothing."""
-        hook = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook"
-        return {"advice": f"model.register_comm_hook(None, {hook})"}
 
 
 def averaged(group: Any, bucket: Any) -> Generator[list[Any], None, None]:

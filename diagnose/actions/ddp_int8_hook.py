@@ -49,7 +49,6 @@ class DdpInt8Hook(GradientHook):
     safety = Safety.TRAINING
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         super().check(job)
         for model in wrapped(job):
             backend = distributed.get_backend(model.process_group)
@@ -57,7 +56,6 @@ class DdpInt8Hook(GradientHook):
                 raise CannotApply(f"shares can be sent over {' and '.join(BACKENDS)}; this is {backend}")
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
-        """See `GradientHook.reduce`."""
         return InRounds("averaged_in_int8", averaged)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from diagnose.actions._ddp import GradientHook, Reduce, in_float32, wrapped
+from diagnose.actions._ddp import TORCHS, GradientHook, Reduce, in_float32, wrapped
 from diagnose.actions._ddp_low_rank import RANK, LowRank, is_worth_it
 from diagnose.actions._ddp_rounds import InRounds
 from diagnose.actions.base import CannotApply
@@ -39,24 +39,19 @@ class DdpPowerSgdHook(GradientHook):
 
     safety = Safety.TRAINING
     copies = 2
+    torchs = (  # which needs NCCL
+        f"{TORCHS}.powerSGD_hook.PowerSGDState(None, matrix_approximation_rank={RANK}),"
+        f" {TORCHS}.powerSGD_hook.powerSGD_hook"
+    )
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         super().check(job)
         if not any(is_worth_it(p) for model in wrapped(job) for p in model.parameters() if p.requires_grad):
             raise CannotApply(f"no weight is large enough to be sent in {RANK} columns")
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         yield WeakKeyDictionary({model: LowRank() for model in in_float32(job)})
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
-        """See `GradientHook.reduce`."""
         return InRounds("averaged_in_low_rank", prepared.setdefault(model, LowRank()).averaged)
-
-    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`: torch's own, which needs NCCL."""
-        hook = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
-        state = f"{hook}.PowerSGDState(None, matrix_approximation_rank={RANK})"
-        return {"advice": f"model.register_comm_hook({state}, {hook}.powerSGD_hook)"}

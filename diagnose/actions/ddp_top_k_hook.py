@@ -47,11 +47,9 @@ class DdpTopKHook(GradientHook):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         yield WeakKeyDictionary({model: Unsent() for model in in_float32(job)})
 
     def reduce(self, model: Any, prepared: Any) -> Reduce:
-        """See `GradientHook.reduce`."""
         return InRounds("averaged_largest", partial(averaged, prepared.setdefault(model, Unsent())))
 
 

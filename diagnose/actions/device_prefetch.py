@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from diagnose.actions._device_copies import Copies, SideStream
 from diagnose.actions._loader_ahead import NOTHING
 from diagnose.actions._loader_choice import obstacle
 from diagnose.actions._loader_purity import leaves
-from diagnose.actions._loader_service import on_every_feed, shape
+from diagnose.actions._loader_service import on_every_feed, put_on, shape
 from diagnose.actions._loader_switch import Feed, feed_of, feeds
 from diagnose.actions._memory import allocator_of, free_at_peak
 from diagnose.actions.base import Action, CannotApply
@@ -71,7 +70,6 @@ class DevicePrefetch(Action):
     settle_steps = 1 + CLOSELY  # the first step has no copy yet
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if job.device != "cuda" or not torch.cuda.is_available():
             raise CannotApply("the model is not on a GPU: there is nothing to copy to")
         allocator_of(job)
@@ -85,7 +83,6 @@ class DevicePrefetch(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         side, failure = prepared
         failure.refuse_again()
         copies, num_begun = Copies(side, failure), 0
@@ -97,7 +94,8 @@ class DevicePrefetch(Action):
                     failure.reason = why_foreign(batch) or why_too_large(job, batch)
                 num_begun += 1
                 if not failure.reason:
-                    leaves(batch, partial(copies.begin, closely=num_begun <= CLOSELY))
+                    for tensor in leaves(batch):
+                        copies.begin(tensor, closely=num_begun <= CLOSELY)
             except Exception as error:
                 if from_signal_handler(error.__traceback__):
                     raise  # the script's own
@@ -111,48 +109,35 @@ class DevicePrefetch(Action):
 
         def begins(loader: Any, batches: Any) -> None:
             if not obstacle(loader, batches):
-                feed = feed_of(batches)
-                if look_ahead not in feed.in_force:
-                    feed.finish_with(look_ahead)
+                feed_of(batches).put(look_ahead)
 
-        def leave(feed: Feed) -> None:
-            feed.finish_without(look_ahead)
+        def start() -> None:
+            put_on(_fed_by_workers(job), look_ahead)
 
-        with copies.looked_up(), on_every_feed(job, lambda: _start(job, look_ahead), begins, leave):
+        with copies.looked_up(), on_every_feed(job, start, begins, look_ahead):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return str(prepared[1].reason)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return shape(job), torch.Tensor.to, torch.Tensor.cuda
 
 
 def why_foreign(batch: Any) -> str:
     """Returns why a batch is not for this; empty if it is. Libraries with tensors of their own may know
     `Tensor.to` by its identity, which is another while this is in force."""
-    found: list[torch.Tensor] = []
-    leaves(batch, found.append)
-    kind = next((type(tensor) for tensor in found if type(tensor) is not torch.Tensor), None)
+    kind = next((type(tensor) for tensor in leaves(batch) if type(tensor) is not torch.Tensor), None)
     return f"a batch holds a {kind.__qualname__}, which is no plain tensor" if kind is not None else ""
 
 
 def why_too_large(job: Job, batch: Any) -> str:
     """Returns why there is too little memory to have a second batch of this kind; empty if there is."""
-    found: list[torch.Tensor] = []
-    leaves(batch, found.append)
-    needed = ROOM * sum(tensor.numel() * tensor.element_size() for tensor in found)
+    needed = ROOM * sum(tensor.numel() * tensor.element_size() for tensor in leaves(batch))
     free = free_at_peak(job)
     if free >= needed:
         return ""
     return f"copies of batches may need {format_bytes(needed)}; {format_bytes(free)} are free at the peak"
-
-
-def _start(job: Job, look_ahead: Any) -> None:
-    for batches in _fed_by_workers(job):
-        feed_of(batches).finish_with(look_ahead)
 
 
 def _fed_by_workers(job: Job) -> list[Any]:

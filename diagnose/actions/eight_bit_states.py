@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from diagnose.actions._eight_bit_step import in_bytes, why_not
 from diagnose.actions._gone import entered
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions._optimizers import fit_optimizers, hooks_on
+from diagnose.actions.base import Action
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.kernels._swap import COPIED
@@ -45,8 +46,7 @@ class EightBitStates(Action):
     hangs_on = ("optimizers",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
-        _eligible(job)
+        fit_optimizers(job, why_not)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[list[list[str]]]:
@@ -55,9 +55,8 @@ class EightBitStates(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: list[list[str]]) -> Iterator[None]:
-        """See `Action.apply`."""
         with ExitStack() as stack:
-            prepared += entered(stack, map(in_bytes, _eligible(job)))
+            prepared += entered(stack, map(in_bytes, fit_optimizers(job, why_not)))
             yield
 
     def why_not_stay(self, prepared: list[list[str]]) -> str:
@@ -65,27 +64,12 @@ class EightBitStates(Action):
         return next(chain(*prepared), "")
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return [_state(optimizer) for optimizer in job.optimizers]
 
 
-def _eligible(job: Job) -> list[Optimizer]:
-    """Returns the optimizers whose states can be kept in bytes.
-
-    Raises:
-        CannotApply: If there is none.
-    """
-    reasons = [(optimizer, why_not(optimizer)) for optimizer in job.optimizers]
-    found = [optimizer for optimizer, reason in reasons if not reason]
-    if not found:
-        raise CannotApply(reasons[0][1] if reasons else "no optimizer has stepped")
-    return found
-
-
 def _state(optimizer: Optimizer) -> dict[str, Any]:
-    hooks = ("step_pre", "state_dict_post", "load_state_dict_post")
     return {
-        "hooks": [list(getattr(optimizer, f"_optimizer_{name}_hooks")) for name in hooks],
+        "hooks": hooks_on(optimizer, "step_pre", "state_dict_post", "load_state_dict_post"),
         "copied": COPIED in vars(optimizer),
         "kept": sorted({name for state in optimizer.state.values() for name in state}),
     }

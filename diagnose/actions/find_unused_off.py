@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
-from diagnose.actions._ddp import ReducerAction, with_fresh_reducers, wrapped
+from diagnose.actions._ddp import ReducerAction, wrapped
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -34,7 +33,6 @@ class FindUnusedOff(ReducerAction):
     excludes = frozenset({"static-graph"})
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         models = wrapped(job)
         if not any(model.find_unused_parameters for model in models):
             raise CannotApply("find_unused_parameters is off already")
@@ -43,14 +41,8 @@ class FindUnusedOff(ReducerAction):
         if any(model._get_ddp_logging_data().get("unused_parameter_size") for model in models):
             raise CannotApply("some parameters got no gradient in the last step")
 
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return with_fresh_reducers(wrapped(job), _stop_looking)
+    def change(self, model: Any, prepared: Any) -> None:
+        model.find_unused_parameters = False
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"DistributedDataParallel.find_unused_parameters": "False"}
-
-
-def _stop_looking(model: Any) -> None:
-    model.find_unused_parameters = False

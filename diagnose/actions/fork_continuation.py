@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from diagnose.actions._loader_choice import PREFETCH_FACTOR, Source, cores, sources, waiting
+from diagnose.actions._loader_choice import PREFETCH_FACTOR, Source, sources
 from diagnose.actions._loader_continued import ContinuingPool
-from diagnose.actions._loader_service import in_force, refusal, shape, started
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions._loader_service import started
+from diagnose.actions._loader_serving import LoaderServing
+from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
 
-class ForkContinuation(Action):
+class ForkContinuation(LoaderServing):
     """
     ## What it does
     Forks one worker process for a loader that has none and whose samples are random: augmented images,
@@ -45,48 +46,26 @@ class ForkContinuation(Action):
     """
 
     safety = Safety.EXACT
-    order = 20
     excludes = frozenset({"loader-workers", "loader-workers-reseeded", "dataset-cache", "device-prefetch"})
     settle_steps = PREFETCH_FACTOR + 1
 
-    def check(self, job: Job) -> None:
-        """See `Action.check`."""
-        found = _random_sources(job)
-        if cores(job) < 2 and not any(waiting(source.probed) for source in found):
-            raise CannotApply("there is one CPU: a worker would take it from training")
+    def served(self, job: Job) -> list[Source]:
+        found = sources(job, reseeded=True)
+        if len(found) > 1:
+            raise CannotApply(
+                "several loaders feed training, and draw from the same random numbers in turn"
+            )
+        (source,) = found
+        if source.batches._num_workers:
+            raise CannotApply("the loader has workers, whose random numbers are their own")
+        if not source.probed.drew:
+            raise CannotApply(
+                "its samples are not random: loader-workers has more workers, and is as exact"
+            )
+        return found
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
-        found = _random_sources(job)
+        found = self.served(job)
         with started(found, 1, PREFETCH_FACTOR, exact=True, kind=ContinuingPool) as pools:
             yield pools
-
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return in_force(job, prepared)
-
-    def why_not_stay(self, prepared: Sequence[ContinuingPool]) -> str:
-        """See `Action.why_not_stay`."""
-        return refusal(prepared)
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return shape(job)
-
-
-def _random_sources(job: Job) -> list[Source]:
-    """Returns the loader that one worker can serve with the process's own random numbers.
-
-    Raises:
-        CannotApply: If there is none; says why not.
-    """
-    found = sources(job, reseeded=True)
-    if len(found) > 1:
-        raise CannotApply("several loaders feed training, and draw from the same random numbers in turn")
-    (source,) = found
-    if source.batches._num_workers:
-        raise CannotApply("the loader has workers, whose random numbers are their own")
-    if not source.probed.drew:
-        raise CannotApply("its samples are not random: loader-workers has more workers, and is as exact")
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from diagnose.actions._fused_step import CHECKED, implementation, is_fused, tensors_together, why_not
 from diagnose.actions._gone import entered
+from diagnose.actions._optimizers import fit_optimizers, hooks_on, parameters_of
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -62,18 +64,15 @@ class FusedOptimizer(Action):
     unasked = True
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         _eligible(job)
 
     def check_unasked(self, job: Job) -> None:
-        """See `Action.check_unasked`."""
         eligible = _eligible(job)
         if job.device != "cpu" and all(map(support, eligible)):
             raise CannotApply(
                 "on a device it is tried where kernels of ours step, or the rules find a slow one"
             )
-        held = [p for each in eligible for group in each.param_groups for p in group["params"]]
-        if sum(p.numel() for p in held) < MIN_ELEMENTS:
+        if sum(p.numel() for each in eligible for p in parameters_of(each)) < MIN_ELEMENTS:
             raise CannotApply(f"the optimizer updates fewer than {MIN_ELEMENTS:,} elements")
 
     @contextmanager
@@ -83,7 +82,6 @@ class FusedOptimizer(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: list[list[str]]) -> Iterator[None]:
-        """See `Action.apply`."""
         with ExitStack() as stack:
             prepared += entered(stack, (implementation(each)(each) for each in _eligible(job)))
             yield
@@ -93,7 +91,6 @@ class FusedOptimizer(Action):
         return next(chain(*prepared), CLIPPING.why_broken())
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return [_state(optimizer) for optimizer in job.optimizers]
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
@@ -112,16 +109,7 @@ class FusedOptimizer(Action):
 
 
 def _eligible(job: Job) -> list[Optimizer]:
-    """Returns the optimizers that can be fused.
-
-    Raises:
-        CannotApply: If there is none.
-    """
-    reasons = {id(optimizer): _why_not(job, optimizer) for optimizer in job.optimizers}
-    found = [optimizer for optimizer in job.optimizers if not reasons[id(optimizer)]]
-    if not found:
-        raise CannotApply(next(iter(reasons.values()), "no optimizer has stepped"))
-    return found
+    return fit_optimizers(job, partial(_why_not, job))
 
 
 def _why_not(job: Job, optimizer: Optimizer) -> str:
@@ -135,10 +123,7 @@ def _state(optimizer: Optimizer) -> dict[str, Any]:
     return {
         "class": type(optimizer).__name__,
         "flags": [(group["fused"], group["foreach"]) for group in optimizer.param_groups],
-        "hooks": [
-            list(getattr(optimizer, f"_optimizer_{name}_hooks"))
-            for name in ("step_pre", "step_post", "state_dict_post")
-        ],
+        "hooks": hooks_on(optimizer, "step_pre", "step_post", "state_dict_post"),
         "checked": vars(optimizer).get(CHECKED),
         "copied": COPIED in vars(optimizer),
         "devices of steps": {

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from diagnose.actions._memory import resident_bytes
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._looks import added
 
 FULL_EVERY, FULL_EVERY_AT_MOST = 250, 16_000
 """Steps between collections of what has survived a step: it visits all that was made since the freeze. One
@@ -34,8 +34,6 @@ of large tensors must not fill the memory. Python's own threshold is 700, or 200
 
 NEVER = 100_000
 """Young collections before an old one that is not ours: more than a run has steps between ours."""
-
-STATM = Path("/proc/self/statm")
 
 
 class GcFreeze(Action):
@@ -70,7 +68,6 @@ class GcFreeze(Action):
     spares_collections = True
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if not gc.isenabled() or not gc.get_threshold()[0]:
             raise CannotApply("the script has switched the garbage collector off")
         if gc.get_freeze_count():
@@ -78,13 +75,11 @@ class GcFreeze(Action):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         gc.collect()  # what is garbage now would be frozen
         yield value
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         self.check(job)
         thresholds = gc.get_threshold()
         collect = _Collections().step
@@ -92,20 +87,16 @@ class GcFreeze(Action):
         try:
             gc.freeze()
             gc.set_threshold(ALLOCATIONS, thresholds[1], NEVER)
-            job.on_step.append(collect)
-            yield
+            with added(job.on_step, collect):
+                yield
         finally:
-            if collect in job.on_step:
-                job.on_step.remove(collect)
             gc.set_threshold(*thresholds)
             gc.unfreeze()
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return gc.isenabled(), gc.get_threshold(), bool(gc.get_freeze_count()), list(job.on_step)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         thresholds = ", ".join(map(str, (ALLOCATIONS, gc.get_threshold()[1], NEVER)))
         before = f"gc.collect(); gc.freeze(); gc.set_threshold({thresholds})"
         return {"advice": f"{before} right before the loop, and gc.collect(1) at the end of each step."}
@@ -156,11 +147,3 @@ def held_bytes() -> tuple[int, int]:
     """Returns the memory that the process occupies, and what its tensors take of the current GPU."""
     # The allocator counts on the host, so that nothing waits for the device.
     return resident_bytes(), torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-
-
-def resident_bytes() -> int:
-    """Returns the memory that the process occupies; 0 where the system does not tell."""
-    try:
-        return int(STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -10,10 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from diagnose.actions._grouped_steps import Epoch, GroupedSteps
 from diagnose.actions._learning_rate import refuse_without_rule
+from diagnose.actions._optimizers import hooks_on
 from diagnose.actions._routes import routes_in_force
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._looks import added
 
 SIZES = (2, 4)
 """Batches of the script's in one step. The more, the fewer steps there are to learn in: what goes further
@@ -60,14 +62,9 @@ class GradientAccumulation(Action):
     hangs_on = ("optimizers",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
-        if not job.optimizers:
-            raise CannotApply("no optimizer has stepped")
-        for optimizer in job.optimizers:
-            refuse_without_rule(optimizer)
+        refuse_without_rule(job)
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         return SIZES
 
     @contextmanager
@@ -78,18 +75,13 @@ class GradientAccumulation(Action):
         together = any(isinstance(model, DistributedDataParallel) for model in job.models)
         grouped: list[GroupedSteps] = []
         epoch = Epoch(job, lambda: _epoch_is_over(grouped), left=not together)
-        ends = _never if together else epoch.ends
+        ends = (lambda: False) if together else epoch.ends
         grouped += [GroupedSteps(optimizer, ends, alone=not together) for optimizer in job.optimizers]
-        job.on_iterator.append(epoch.begins)
-        try:
+        with added(job.on_iterator, epoch.begins):
             yield value or SIZES[0], grouped
-        finally:
-            if epoch.begins in job.on_iterator:
-                job.on_iterator.remove(epoch.begins)
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         size, grouped = prepared
         with ExitStack() as stack:
             for steps in grouped:
@@ -99,22 +91,13 @@ class GradientAccumulation(Action):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return next((steps.refused for steps in prepared[1] if steps.refused), "")
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        names = ("step_pre", "step_post", "state_dict_pre")
-        hooks = [
-            tuple(getattr(each, f"_optimizer_{name}_hooks")) for each in job.optimizers for name in names
-        ]
+        hooks = [hooks_on(each, "step_pre", "step_post", "state_dict_pre") for each in job.optimizers]
         return hooks, routes_in_force(job)
 
 
 def _epoch_is_over(grouped: list[GroupedSteps]) -> None:
     for steps in grouped:
         steps.epoch_is_over()
-
-
-def _never() -> bool:
-    return False

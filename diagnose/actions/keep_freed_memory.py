@@ -41,7 +41,6 @@ class KeepFreedMemory(Action):
     settle_steps = 8
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if job.device != "cpu":
             raise CannotApply("torch keeps the memory of a device itself")
         library()
@@ -50,7 +49,6 @@ class KeepFreedMemory(Action):
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         memory = FreedMemory(library(), ROOM)
         try:
             yield memory
@@ -59,7 +57,6 @@ class KeepFreedMemory(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         try:
             _in_force.append(self)
             with prepared.kept():
@@ -69,15 +66,12 @@ class KeepFreedMemory(Action):
                 _in_force.remove(self)
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return SHORT if _is_short() else ""
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return len(_in_force)  # glibc tells nobody
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"statement": STATEMENT}
 
 

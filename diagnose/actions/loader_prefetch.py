@@ -9,7 +9,6 @@ from weakref import ref
 
 from diagnose.actions._loader_ahead import Depth
 from diagnose.actions._loader_choice import (
-    available_bytes,
     lacks_memory,
     not_like_torchs,
     obstacle,
@@ -17,8 +16,9 @@ from diagnose.actions._loader_choice import (
     sampler_objection,
 )
 from diagnose.actions._loader_probe import Probed
-from diagnose.actions._loader_service import on_every_feed, shape
+from diagnose.actions._loader_service import on_every_feed, put_on, shape
 from diagnose.actions._loader_switch import feed_of, feeds
+from diagnose.actions._memory import available_bytes
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -66,12 +66,10 @@ class LoaderPrefetch(Action):
     window_steps = 20
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if not self.values(job):
             raise CannotApply("twice as many batches kept ready would not fit into a tenth of the memory")
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         served = _served(job)
         room = available_bytes() * MEMORY_SHARE
         fitting = []
@@ -86,46 +84,38 @@ class LoaderPrefetch(Action):
         return fitting
 
     def largest(self, job: Job) -> int | None:
-        """See `Action.largest`."""
         return max((value for value in self.values(job) if value is not None), default=None)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         assert value is not None
         self.settle_steps = max(self.settle_steps, *(value * workers + 1 for _, workers, _ in _served(job)))
         yield value
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         depth = Depth(prepared)
         loaders = [ref(loader) for loader, _ in _loaders(job)]
 
         def begins(loader: Any, batches: Any) -> None:
             if any(loader is known() for known in loaders):
                 feed = feed_of(batches)
-                if depth not in feed.in_force:
-                    feed.deepen(depth)
+                feed.put(depth)
                 feed.started()
 
-        with on_every_feed(job, lambda: _deepen(job, depth), begins, lambda feed: feed.shallow(depth)):
+        def start() -> None:
+            put_on((batches for _, batches in _loaders(job)), depth)
+
+        with on_every_feed(job, start, begins, depth):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return shape(job)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         if reason := not_like_torchs(job):
             return {"note": f"prefetch_factor={value} is not written into the script: {reason}"}
         return {"DataLoader.prefetch_factor": str(value)}
-
-
-def _deepen(job: Job, depth: Depth) -> None:
-    for _, batches in _loaders(job):
-        feed_of(batches).deepen(depth)
 
 
 def _loaders(job: Job) -> list[tuple[Any, Any]]:

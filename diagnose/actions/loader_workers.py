@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from diagnose.actions._loader_serving import LoaderServing
+from diagnose.actions._loader_serving import ManyWorkers
 from diagnose.core.trial import Safety
 
 
-class LoaderWorkers(LoaderServing):
+class LoaderWorkers(ManyWorkers):
     """Lets worker processes make the batches of the script's `DataLoader`, while the epoch goes on.
 
     ## What it does

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from diagnose.actions._loader_serving import LoaderServing
+from diagnose.actions._loader_serving import ManyWorkers
 from diagnose.core.trial import Safety
 
 
-class LoaderWorkersReseeded(LoaderServing):
+class LoaderWorkersReseeded(ManyWorkers):
     """Does what `loader-workers` does, for a dataset with random samples: augmented images, masked text.
 
     ## What it does

@@ -58,7 +58,6 @@ class MicroBatching(Action):
     hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         check_torch()
         for model in models_with_weights(job):
             refuse_sharded(model)
@@ -67,7 +66,6 @@ class MicroBatching(Action):
                 raise CannotApply("the batch has one sample only")
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         return PIECES
 
     @contextmanager
@@ -78,7 +76,6 @@ class MicroBatching(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         num_pieces, failure = prepared
         failure.refuse_again()
 
@@ -89,11 +86,9 @@ class MicroBatching(Action):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return str(prepared[1].reason)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return routes_in_force(job)
 
 
@@ -104,13 +99,12 @@ def _rehearse_all(job: Job) -> None:
 
 
 def rehearse(job: Job, model: Any) -> None:
-    """Calls the model on two parts of its last inputs; nothing of it is different afterwards.
+    """Calls a model that `refuse_unsealed` lets pass on two parts of its last inputs; nothing of it is
+    different afterwards.
 
     Raises:
         CannotApply: If the outputs of pieces do not make one of the batch.
     """
-    if id(model) not in job.inputs:
-        raise CannotApply("no call of the model has been seen")
     inner, inputs = unwrapped(model), job.inputs[id(model)]
     size = batch_size(inputs)
     bounds = [(0, size // 2), (size // 2, size)]

@@ -14,6 +14,7 @@ from diagnose.actions._routes import routed
 from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._looks import added
 
 
 class NoSync(Action):
@@ -48,7 +49,6 @@ class NoSync(Action):
     hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         models = wrapped(job)
         if len(models) > 1 or len(job.optimizers) > 1:
             raise CannotApply(
@@ -66,18 +66,16 @@ class NoSync(Action):
         """See `Action.prepare`: begins to count."""
         model = wrapped(job)[0]
         accumulation = Accumulation(job, model)
-        with ExitStack() as stack:
-            stack.callback(_remove, job.on_step, accumulation.stepped)
-            stack.callback(_remove, job.on_iterator, accumulation.begins)
-            job.on_step.append(accumulation.stepped)
-            job.on_iterator.append(accumulation.begins)
-            stack.enter_context(routed(job, model, accumulation.route))
+        with (
+            added(job.on_step, accumulation.stepped),
+            added(job.on_iterator, accumulation.begins),
+            routed(job, model, accumulation.route),
+        ):
             del model
             yield accumulation
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         if prepared.reason:
             raise CannotApply(prepared.reason)
         if not prepared.passes or prepared.unclear:
@@ -90,7 +88,6 @@ class NoSync(Action):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return str(prepared.reason)
 
     def alike(self, prepared: Any) -> str:
@@ -106,13 +103,7 @@ class NoSync(Action):
         ]
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"advice": "with model.no_sync(): ...  # around all but the last batch of a step"}
-
-
-def _remove(calls: list[Any], own: Any) -> None:
-    if own in calls:
-        calls.remove(own)
 
 
 def _ours(call: Any) -> Accumulation | None:

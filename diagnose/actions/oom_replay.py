@@ -64,7 +64,6 @@ class OomReplay(Action):
     hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if torch.device(job.device).type == "cpu":
             raise CannotApply("on a CPU the operating system ends the process instead of raising an error")
         refuse_unless_short(job)
@@ -78,7 +77,6 @@ class OomReplay(Action):
         yield WeakKeyDictionary({model: _ladder(job, model) for model in models_with_weights(job)})
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
 
         def route_of(model: nn.Module) -> Route:
             refuse_unfit(model)
@@ -89,7 +87,6 @@ class OomReplay(Action):
         return all_routed(job, route_of)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return routes_in_force(job)
 
 
@@ -145,7 +142,6 @@ class Replaying(Pieces):
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.inner.buffers()]
 
     def forward(self) -> Any:
-        """See `Segment.forward`."""
         try:
             return self.whole(self.model)
         except RuntimeError as error:
@@ -166,7 +162,6 @@ class Replaying(Pieces):
         raise failure
 
     def backward(self, gradients: Gradients, keep: bool) -> Gradients:
-        """See `Segment.backward`."""
         try:
             return super().backward(gradients, keep)
         except RuntimeError as error:

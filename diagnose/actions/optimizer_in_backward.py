@@ -15,6 +15,7 @@ from diagnose.actions._blame import raised_by_us
 from diagnose.actions._careful import in_short
 from diagnose.actions._gone import entered
 from diagnose.actions._memory import refuse_unless_short
+from diagnose.actions._optimizers import hooks_on, parameters_of
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -59,7 +60,6 @@ class OptimizerInBackward(Action):
         self._unfit: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         refuse_unless_short(job)
         if not job.optimizers:
             raise CannotApply("no optimizer has stepped")
@@ -75,7 +75,6 @@ class OptimizerInBackward(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         self._refuse_unfit(job)
         with ExitStack() as stack:
             tell = self._unfit.__setitem__
@@ -83,12 +82,10 @@ class OptimizerInBackward(Action):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return [
             (
-                tuple(optimizer._optimizer_step_pre_hooks),
-                tuple(optimizer._optimizer_step_post_hooks),
-                [tuple(p._post_accumulate_grad_hooks or ()) for p in _parameters(optimizer)],
+                hooks_on(optimizer, "step_pre", "step_post"),
+                [tuple(p._post_accumulate_grad_hooks or ()) for p in parameters_of(optimizer)],
             )
             for optimizer in job.optimizers
         ]
@@ -101,10 +98,6 @@ def refuse_unfit(optimizer: Optimizer) -> None:
         raise CannotApply(f"{kind.__qualname__} may look at all gradients at once")
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise CannotApply(f"{kind.__qualname__} is to be differentiated itself")
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -125,7 +118,6 @@ class EarlySteps:
     """One optimizer whose updates are made in the backward pass, once it has been watched.
 
     Args:
-        optimizer: The optimizer.
         unfit: Told of it, and why it stays as it is, if it does.
     """
 
@@ -149,7 +141,7 @@ class EarlySteps:
 
     def _hang_on(self, optimizer: Optimizer, stack: ExitStack) -> None:
         stack.callback(optimizer.register_step_pre_hook(self._before_step).remove)
-        for parameter in _parameters(optimizer):
+        for parameter in parameters_of(optimizer):
             if parameter.requires_grad:
                 handle = parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
                 stack.callback(handle.remove)
@@ -193,7 +185,7 @@ class EarlySteps:
             return
         if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
             self._stay_out("the script's GradScaler leaves it to the fused step to unscale gradients")
-        if not all(map(self._is_as_it_came, _parameters(optimizer))):
+        if not all(map(self._is_as_it_came, parameters_of(optimizer))):
             self._stay_out("gradients are changed between the backward pass and the step, as by clipping")
         if len(args) > 1 or kwargs:
             self._stay_out("the step computes its loss itself")

@@ -22,6 +22,7 @@ from diagnose.actions._loader_serving import PERSISTENT
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._looks import added
 
 MAX_EPOCH_STEPS = 100
 """An epoch of more steps hides what its beginning costs: a comparison would take thousands of them."""
@@ -57,26 +58,19 @@ class PersistentWorkers(Action):
     order = 20
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         _candidates(job)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         epochs = [len(batches) for _, batches in _candidates(job)]
         # So that there is a beginning in each window.
         self.window_steps = max(self.window_steps, *epochs)
         beginnings = Beginnings()
-        job.on_iterator.append(beginnings.begins)
-        try:
+        with added(job.on_iterator, beginnings.begins):
             yield beginnings
-        finally:
-            if beginnings.begins in job.on_iterator:
-                job.on_iterator.remove(beginnings.begins)
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         keepers: list[Keeper] = []
         with keeping():
             try:
@@ -87,12 +81,10 @@ class PersistentWorkers(Action):
                     keeper.end()
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         kept = sum(keeper_of(loader) is not None for loader in job.loaders)
         return kept, sum("_shutdown_workers" in vars(batches) for batches in job.iterators)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"note": PERSISTENT}
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import _utils
 
 from diagnose.actions._careful import Failure, in_short
 from diagnose.actions._loader_choice import obstacle
-from diagnose.actions._loader_service import on_every_feed, shape
+from diagnose.actions._loader_service import on_every_feed, put_on, shape
 from diagnose.actions._loader_switch import Feed, feed_of
 from diagnose.actions._nested import tensors
 from diagnose.actions.base import Action, CannotApply
@@ -56,19 +56,16 @@ class PinMemory(Action):
     order = 20
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if job.device == "cpu" or not torch.accelerator.is_available():
             raise CannotApply("the model is not on an accelerator: there is nothing to copy to")
         _unpinned(job)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         yield Failure()
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         prepared.refuse_again()
         handed: WeakKeyDictionary[Feed, Versions] = WeakKeyDictionary()
 
@@ -89,23 +86,18 @@ class PinMemory(Action):
 
         def begins(loader: Any, batches: Any) -> None:
             if not batches._pin_memory and not obstacle(loader, batches):
-                feed = feed_of(batches)
-                if pin not in feed.in_force:
-                    feed.finish_with(pin)
+                feed_of(batches).put(pin)
 
-        with on_every_feed(job, lambda: _start(job, pin), begins, lambda feed: feed.finish_without(pin)):
+        with on_every_feed(job, lambda: put_on(_unpinned(job), pin), begins, pin):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         return str(prepared.reason)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return shape(job)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"DataLoader.pin_memory": "True"}
 
 
@@ -117,11 +109,6 @@ def _versions(batch: Any) -> Versions:
 def _written(versions: Versions) -> bool:
     """Whether something was written to a tensor that is still there."""
     return any((tensor := of()) is not None and tensor._version != version for of, version in versions)
-
-
-def _start(job: Job, pin: Any) -> None:
-    for batches in _unpinned(job):
-        feed_of(batches).finish_with(pin)
 
 
 def _unpinned(job: Job) -> list[Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diagnose.actions._blocks import blocks
+from diagnose.actions._checkpointed import SLOT
 from diagnose.actions._compiled import GRAPHS_OF_A_KIND, Compiler, Slot, going_back_twice
 from diagnose.actions._module_hooks import hooks_of
 from diagnose.actions._routes import refuse_compiled
@@ -20,8 +21,6 @@ COLD_S = 20.0
 WARM_S = 1.0
 """What it takes where nothing is in the compiler's cache on disk, and where something is, hopefully this:
 four blocks took 18.6 s and 0.1 s."""
-
-SLOT = "_compiled_call_impl"
 
 
 class RegionalCompile(Action):
@@ -56,7 +55,6 @@ class RegionalCompile(Action):
     hangs_on = ("blocks",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         refuse_compiled(job)
         if job.facts.get("graph", {}).get("second_order"):
             raise CannotApply("the script differentiates a gradient once more, which compiled code cannot")
@@ -67,7 +65,6 @@ class RegionalCompile(Action):
         refuse_without_compiler(job.device)
 
     def start_up_s(self, job: Job) -> float:
-        """See `Action.start_up_s`."""
         try:
             from torch._inductor.runtime.cache_dir_utils import default_cache_dir
         except ImportError:  # another torch keeps it elsewhere
@@ -84,7 +81,6 @@ class RegionalCompile(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         prepared.failure.refuse_again()
         try:
             _fill(prepared.slots)
@@ -93,7 +89,6 @@ class RegionalCompile(Action):
             _clear(prepared.slots)
 
     def why_not_stay(self, prepared: Any) -> str:
-        """See `Action.why_not_stay`."""
         if prepared.failure.reason:
             return str(prepared.failure.reason)
         if prepared.num_graphs <= GRAPHS_OF_A_KIND * prepared.num_kinds:
@@ -104,7 +99,6 @@ class RegionalCompile(Action):
         )
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         modules = (module for model in job.models for module in model.modules())
         return {id(module): slot for module in modules if (slot := vars(module).get(SLOT)) is not None}
 

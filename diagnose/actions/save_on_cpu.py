@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from diagnose.actions._memory import refuse_unless_short
@@ -49,57 +48,46 @@ class SaveOnCpu(Action):
     hangs_on = ("models",)
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if torch.device(job.device).type == "cpu":
             raise CannotApply("the model is in the host's memory already")
         refuse_unless_short(job)
         models_with_weights(job)
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return all_routed(job, lambda model: saving_route())
+        return all_routed(job, lambda model: saved_on_host)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return routes_in_force(job)
 
 
 Saved = tuple[torch.Tensor, "torch.device | None"]
 
 
-def saving_route(at_least_bytes: int = SMALL_BYTES) -> Any:
-    """Returns a route that saves a model's larger activations on the host."""
+def saved_on_host(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A `core.job.Route` that saves a model's larger activations on the host."""
+    staying = {_pointer(tensor) for tensor in (*args[0].parameters(), *args[0].buffers())}
+    moved: dict[tuple[Any, ...], tuple[StorageWeakRef, torch.Tensor]] = {}
 
-    def route(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        staying = {_pointer(tensor) for tensor in _own(args[0])}
-        moved: dict[tuple[Any, ...], tuple[StorageWeakRef, torch.Tensor]] = {}
+    def pack(tensor: torch.Tensor) -> Saved:
+        num_bytes = tensor.numel() * tensor.element_size()
+        plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+        if num_bytes < SMALL_BYTES or not plain or _pointer(tensor) in staying:
+            return tensor, None
+        storage = StorageWeakRef(tensor.untyped_storage())  # it must not keep the memory itself
+        view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor._version)
+        known = moved.get((storage.cdata, view))
+        if known is None or known[0].expired():
+            known = moved[storage.cdata, view] = storage, _to_host(tensor)
+        return known[1], tensor.device
 
-        def pack(tensor: torch.Tensor) -> Saved:
-            num_bytes = tensor.numel() * tensor.element_size()
-            plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-            if num_bytes < at_least_bytes or not plain or _pointer(tensor) in staying:
-                return tensor, None
-            storage = StorageWeakRef(tensor.untyped_storage())  # it must not keep the memory itself
-            view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor._version)
-            known = moved.get((storage.cdata, view))
-            if known is None or known[0].expired():
-                known = moved[storage.cdata, view] = storage, _to_host(tensor)
-            return known[1], tensor.device
+    def unpack(saved: Saved) -> torch.Tensor:
+        tensor, device = saved
+        return tensor if device is None else tensor.to(device, non_blocking=tensor.is_pinned())
 
-        def unpack(saved: Saved) -> torch.Tensor:
-            tensor, device = saved
-            return tensor if device is None else tensor.to(device, non_blocking=tensor.is_pinned())
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            output = call(*args, **kwargs)
-        moved.clear()
-        return output
-
-    return route
-
-
-def _own(model: nn.Module) -> Sequence[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        output = call(*args, **kwargs)
+    moved.clear()
+    return output
 
 
 def _pointer(tensor: torch.Tensor) -> int:

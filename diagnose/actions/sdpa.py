@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,46 +47,40 @@ class Sdpa(Action):
     touches = "model"
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if torch.are_deterministic_algorithms_enabled():
             raise CannotApply("the script asks for deterministic algorithms")
         if not self.values(job):
             raise CannotApply("all kernels are allowed, and there is no other order to try")
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
-        get, _ = _priority()
+        order = _order()
         allowed = dict(zip(KINDS, _allowed(), strict=True))
         choices: list[int | None] = []
         if not all(allowed.values()) if job.device == "cuda" else not allowed["flash"]:
             choices.append(None)
-        if job.device == "cuda" and torch.backends.cudnn.is_available() and get()[0] != CUDNN:
+        if job.device == "cuda" and torch.backends.cudnn.is_available() and order[0] != CUDNN:
             choices.append(CUDNN_FIRST)
         return choices
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
-        get, set_order = _priority()
-        before, order = _allowed(), get()
+        before, order = _allowed(), _order()
         try:
             for kind in KINDS:
                 getattr(torch.backends.cuda, f"enable_{kind}_sdp")(True)
             if prepared == CUDNN_FIRST:
-                set_order([CUDNN, *(kernel for kernel in order if kernel != CUDNN)])
+                torch._C._set_sdp_priority_order([CUDNN, *(kernel for kernel in order if kernel != CUDNN)])
             yield
         finally:
-            set_order(order)
+            torch._C._set_sdp_priority_order(order)
             for kind, on in zip(KINDS, before, strict=True):
                 getattr(torch.backends.cuda, f"enable_{kind}_sdp")(on)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         get = getattr(torch._C, "_get_sdp_priority_order", list)
         return _allowed(), get()
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         forbidden = [kind for kind, on in zip(KINDS, _allowed(), strict=True) if not on]
         if value is not None or not forbidden:
             return {}
@@ -98,14 +92,13 @@ def _allowed() -> list[bool]:
     return [getattr(torch.backends.cuda, f"{kind}_sdp_enabled")() for kind in KINDS]
 
 
-def _priority() -> tuple[Callable[[], list[int]], Callable[[list[int]], None]]:
-    """Returns what reads and what sets the order in which kernels are asked.
+def _order() -> list[int]:
+    """Returns the order in which kernels are asked.
 
     Raises:
-        CannotApply: If this torch has no such order.
+        CannotApply: If this torch has none.
     """
-    names = "_get_sdp_priority_order", "_set_sdp_priority_order"
-    for name in names:
+    for name in ("_get_sdp_priority_order", "_set_sdp_priority_order"):
         if not hasattr(torch._C, name):
             raise CannotApply(f"this torch has no torch._C.{name}")
-    return getattr(torch._C, names[0]), getattr(torch._C, names[1])
+    return torch._C._get_sdp_priority_order()

@@ -45,29 +45,24 @@ class SetThreads(Action):
     unasked = True
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if not self.values(job):
             raise CannotApply(f"there is no choice: this process may use {cpus(job)} CPU")
 
     def check_unasked(self, job: Job) -> None:
-        """See `Action.check_unasked`."""
         if job.device != "cpu":
             raise CannotApply("the operations run on a device")
         refuse_compiled(job)
 
     def values(self, job: Job) -> Sequence[int | None]:
-        """See `Action.values`."""
         most = cpus(job)
         now = torch.get_num_threads()
         return [number for number in sorted({1, max(1, most // 2), most}) if number != now]
 
     def largest(self, job: Job) -> int | None:
-        """See `Action.largest`."""
         return cpus(job)
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(prepared)
@@ -76,11 +71,9 @@ class SetThreads(Action):
             torch.set_num_threads(before)
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         return torch.get_num_threads()
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"statement": f"torch.set_num_threads({value})"}
 
 

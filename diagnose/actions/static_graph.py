@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
-from diagnose.actions._ddp import ReducerAction, with_fresh_reducers, wrapped
+from diagnose.actions._ddp import ReducerAction, wrapped
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -35,7 +34,6 @@ class StaticGraph(ReducerAction):
     settle_steps = 3
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         models = wrapped(job)
         if all(model.static_graph for model in models):
             raise CannotApply("the script has set static_graph itself")
@@ -44,15 +42,9 @@ class StaticGraph(ReducerAction):
         if (job.facts.get("ddp", {}).get("synced_share") or 1.0) < 1:
             raise CannotApply("the script leaves out averages itself, and a static graph begins with one")
 
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return with_fresh_reducers(wrapped(job), _promise)
+    def change(self, model: Any, prepared: Any) -> None:
+        model.find_unused_parameters = False  # the graph is looked at once, anyway
+        model.static_graph = True
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"DistributedDataParallel.static_graph": "True"}
-
-
-def _promise(model: Any) -> None:
-    model.find_unused_parameters = False  # the graph is looked at once, anyway
-    model.static_graph = True

@@ -41,7 +41,6 @@ class Tf32Matmul(Action):
     touches = "model"
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         if job.device != "cuda":
             raise CannotApply("TF32 is a format of NVIDIA's GPUs; the model is on another device")
         if torch.version.hip or torch.cuda.get_device_capability(job.torch_device) < TENSOR_CORES:
@@ -52,20 +51,17 @@ class Tf32Matmul(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         precision()
         with float32_products("high"):
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
         try:
             return torch.get_float32_matmul_precision(), [now for _, now in _kinds()]
         except RuntimeError as error:  # the script uses the settings that have replaced this one
             return str(error)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
         return {"statement": 'torch.set_float32_matmul_precision("high")'}
 
 

@@ -11,10 +11,12 @@ from torch import distributed, optim
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from diagnose.actions._zero_shares import COPIED, Shares
+from diagnose.actions._optimizers import fit_optimizers, hooks_on, parameters_of
+from diagnose.actions._zero_shares import Shares
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.kernels._swap import COPIED
 
 CLASSES = (
     optim.Adadelta,
@@ -72,12 +74,10 @@ class ZeroOne(Action):
     excludes = frozenset({"autocast-fp16", "eight-bit-states", "fused-optimizer", "optimizer-in-backward"})
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
         shareable(job)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
-        """See `Action.prepare`."""
         optimizers, group = shareable(job)
         with ExitStack() as stack:
             shares = [Shares(optimizer, group) for optimizer in optimizers]
@@ -87,19 +87,14 @@ class ZeroOne(Action):
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
-        """See `Action.apply`."""
         with ExitStack() as stack:
             for each in prepared:
                 stack.enter_context(each.in_force())
             yield
 
     def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        names = ("step_pre", "step_post", "state_dict_post", "load_state_dict_post")
-        return [
-            [*(list(getattr(each, f"_optimizer_{name}_hooks")) for name in names), COPIED in vars(each)]
-            for each in job.optimizers
-        ]
+        kinds = ("step_pre", "step_post", "state_dict_post", "load_state_dict_post")
+        return [(hooks_on(each, *kinds), COPIED in vars(each)) for each in job.optimizers]
 
 
 def shareable(job: Job) -> tuple[list[Optimizer], Any]:
@@ -125,16 +120,12 @@ def shareable(job: Job) -> tuple[list[Optimizer], Any]:
     if any(model._join_config.enable for model in models):
         raise CannotApply("the script joins ranks that have different numbers of batches")
     averaged = {id(p) for model in models for p in model.parameters() if p.requires_grad}
-    reasons = [(optimizer, _why_not(optimizer, averaged)) for optimizer in job.optimizers]
-    found = [optimizer for optimizer, reason in reasons if not reason]
-    if not found:
-        raise CannotApply(reasons[0][1] if reasons else "no optimizer has stepped")
-    return found, group
+    return fit_optimizers(job, lambda optimizer: _why_not(optimizer, averaged)), group
 
 
 def _why_not(optimizer: Optimizer, averaged: set[int]) -> str:
     name, groups = type(optimizer).__name__, optimizer.param_groups
-    params = [p for group in groups for p in group["params"] if p.requires_grad]
+    params = [p for p in parameters_of(optimizer) if p.requires_grad]
     if type(optimizer) not in CLASSES:
         return f"{name} may look at several parameters at once, or keep its state elsewhere"
     if any(group.get("differentiable") or group.get("capturable") for group in groups):

@@ -12,8 +12,8 @@ Look = TypeVar("Look", bound=Callable[..., None])
 @contextmanager
 def added(looks: list[Look], look: Look) -> Iterator[None]:
     """Keeps a function in one of the lists; it may have taken itself out before."""
-    looks.append(look)
     try:
+        looks.append(look)
         yield
     finally:
         if look in looks:

@@ -86,7 +86,6 @@ def together(
     """Does something on every rank at the same step; what is raised on one is raised on all.
 
     Args:
-        world: The process.
         about: What is done, in words.
         work: Does it; returns JSON's types only.
         dear: See `Ranks.exchange`. Such work is done `apart`.

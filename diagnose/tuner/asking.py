@@ -46,7 +46,6 @@ class Asking:
     """The diagnoses of one process's tuning.
 
     Args:
-        world: The process.
         changes: What is in force.
         orders: What the user allows.
         course: Where tuning stands.

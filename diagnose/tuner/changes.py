@@ -15,9 +15,6 @@ from diagnose.tuner.world import World
 class Changes:
     """The actions prepared on a job.
 
-    Args:
-        world: The process.
-
     Attributes:
         kept: Those that helped, in the order in which they were put in.
         tried: Those under trial, likewise.

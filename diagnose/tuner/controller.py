@@ -35,7 +35,6 @@ class Controller:
     """One process's tuning.
 
     Args:
-        world: The process.
         policy: What the user allows.
         reuse: Settings of an earlier run to put in force at once, instead of trials.
 

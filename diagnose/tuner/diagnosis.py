@@ -43,16 +43,13 @@ class OtherProcess:
 
     @property
     def cost_ns(self) -> float:
-        """See `Diagnosis`."""
         return self._question.cpu_s * NS_PER_S
 
     def leads(self) -> list[Lead] | None:
-        """See `Diagnosis`."""
         found = self._question.answer()
         return found and [Lead.from_record(each) for each in found]
 
     def close(self) -> None:
-        """See `Diagnosis`."""
         self._question.close()
 
 

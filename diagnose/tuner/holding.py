@@ -49,7 +49,6 @@ class Holding:
     """The measurements of what is kept in one process's tuning.
 
     Args:
-        world: The process.
         changes: What is kept; in force before each measurement, and after it unless it is undone.
         orders: What the user allows.
         loss: Heeded meanwhile.

@@ -16,8 +16,6 @@ class Installed:
     """One action with one setting, prepared on a job and not yet in force.
 
     Args:
-        name: The action's name.
-        action: The action.
         job: What it works on.
         value: Its setting.
         in_force: Returns the other actions that are in force.

@@ -19,7 +19,6 @@ class LossWatch:
     """The watch of one process.
 
     Args:
-        world: The process.
         changes: What is in force.
         orders: Whether there may be such a change at all: the loss before it is what it is compared with.
 

@@ -10,6 +10,7 @@ from diagnose.core.command import Command
 from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import heed_loss, loss_now, rest
 from diagnose.tuner.changes import Changes
+from diagnose.tuner.installed import Installed
 from diagnose.tuner.policy import Policy
 from diagnose.tuner.world import Course, Plan, World
 
@@ -23,7 +24,6 @@ class Orders:
     """The commands of one process's tuning. They are obeyed between two trials, never in the middle of one.
 
     Args:
-        world: The process.
         policy: What the user allowed at first.
         changes: What is in force.
         course: Where tuning stands.
@@ -60,7 +60,6 @@ class Orders:
         others costs milliseconds, only after them.
 
         Args:
-            steps: How many.
             until_reopened: Return when something is allowed that was not.
         """
         left = steps
@@ -154,7 +153,7 @@ class Orders:
             allowed=self.policy.allowed - {safety},
             forbidden=self.policy.forbidden | {safety},
         )
-        gone = self._undo_those(lambda name, of: of is safety, f"{argument} was forbidden")
+        gone = self._undo_those(lambda each: each.action.safety is safety, f"{argument} was forbidden")
         self.without_leave.update(dict.fromkeys(gone, safety))
         return ""
 
@@ -162,11 +161,11 @@ class Orders:
         if all(installed.name != argument for installed in self._changes.kept):
             return f"{argument} is not in force"
         self.policy = replace(self.policy, skip=self.policy.skip | {argument})
-        self._undo_those(lambda name, of: name == argument, BY_HAND)
+        self._undo_those(lambda each: each.name == argument, BY_HAND)
         return ""
 
-    def _undo_those(self, chosen: Callable[[str, Safety], bool], reason: str) -> list[str]:
-        gone = [each for each in self._changes.kept if chosen(each.name, each.action.safety)]
+    def _undo_those(self, chosen: Callable[[Installed], bool], reason: str) -> list[str]:
+        gone = [each for each in self._changes.kept if chosen(each)]
         self._changes.drop(reason, *gone)
         return [installed.name for installed in gone]
 

@@ -23,8 +23,6 @@ def look(world: World, action: Action, patience_steps: int = PATIENCE_STEPS) -> 
     """Looks whether an action can be tried now.
 
     Args:
-        world: The process.
-        action: The action.
         patience_steps: See `Pauses.check`.
 
     Raises:

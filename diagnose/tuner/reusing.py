@@ -26,7 +26,6 @@ def put_in_force(
     """Puts settings in force, and tells what became of each.
 
     Args:
-        world: The process.
         policy: What the user allows.
         changes: Gets them.
         course: Where tuning stands.

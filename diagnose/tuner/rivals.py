@@ -19,10 +19,8 @@ class Rivals:
     """Those that one action excludes; most exclude none.
 
     Args:
-        world: The process.
         changes: What is kept.
         course: Where tuning stands.
-        candidate: The action.
 
     Attributes:
         kept: The rivals.
@@ -52,7 +50,7 @@ class Rivals:
             except NotYet:
                 raise
             except CannotApply:
-                """What is in force may be the reason."""
+                pass  # what is in force may be the reason
 
         together(world, f"looking at {self._candidate.name}", look)
         self._weigh(action.settle_steps + action.window_steps)

@@ -25,7 +25,6 @@ class Seeking:
     """The trials of one process's tuning.
 
     Args:
-        world: The process.
         changes: Gets what helps.
         orders: What the user allows.
         course: Where tuning stands.

@@ -47,11 +47,9 @@ class Attempt:
     """One action's trial.
 
     Args:
-        world: The process.
         policy: What the user allows.
         changes: Gets the action if it helps.
         course: Where tuning stands; gets what the trial costs.
-        candidate: The action.
         usual_ns: What a step takes now.
         looked_at_ns: What it takes where each is looked at, as in a trial.
     """

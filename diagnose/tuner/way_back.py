@@ -15,7 +15,6 @@ class WayBack:
     """What training had come to on every rank before one trial.
 
     Args:
-        world: The process.
         changes: What is in force.
         course: Where tuning stands.
 

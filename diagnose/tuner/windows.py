@@ -69,7 +69,6 @@ def window(
     them than the next would look slower for it.
 
     Args:
-        world: The process.
         least: The fewest steps.
         period: Steps after which what is measured begins anew.
         usual_ns: What a step takes otherwise, the same on every rank; 0 where a window must not be broken
@@ -144,7 +143,6 @@ def best_of(world: World, choices: list[Installed], course: Course, usual_ns: fl
     """Halves the settings by windows in turn until one is left. All are off in the end.
 
     Args:
-        world: The process.
         choices: The settings.
         course: Gets what they cost: what steps take longer than the fastest ones seen.
         usual_ns: What a step takes with none of them.
@@ -158,28 +156,27 @@ def best_of(world: World, choices: list[Installed], course: Course, usual_ns: fl
     left, fastest_ns, may_end = choices, usual_ns, not choices[0].action.resizes
     while len(left) > 1:
         totals = dict.fromkeys(left, 0.0)
-        for order in (left, left[::-1]):
-            for choice in order:
-                if choice not in totals:
-                    continue
-                action, begun_ns, begun = choice.action, world.clock(), course.step.number
-                try:
-                    switch(world, [choice], True)
-                except CannotApply:
-                    if len(totals) == 1:
-                        raise
-                    del totals[choice]
-                    continue
-                yield from settle([choice])
-                length, period = action.window_steps, action.period_steps
-                seen = yield from window(world, length, period, usual_ns if may_end else 0.0)
-                switch(world, [choice], False)
-                fastest_ns = min(fastest_ns, seen.mean_ns) if fastest_ns else seen.mean_ns
-                took_ns = world.clock() - begun_ns - (course.step.number - begun) * fastest_ns
-                course.spending.spent_ns += max(0.0, took_ns)
-                totals[choice] += seen.ns_for(1) if action.resizes else seen.mean_ns
-                if seen.steps < WINDOW_STEPS:
-                    del totals[choice]
+        for choice in (*left, *left[::-1]):
+            if choice not in totals:
+                continue
+            action, begun_ns, begun = choice.action, world.clock(), course.step.number
+            try:
+                switch(world, [choice], True)
+            except CannotApply:
+                if len(totals) == 1:
+                    raise
+                del totals[choice]
+                continue
+            yield from settle([choice])
+            length, period = action.window_steps, action.period_steps
+            seen = yield from window(world, length, period, usual_ns if may_end else 0.0)
+            switch(world, [choice], False)
+            fastest_ns = min(fastest_ns, seen.mean_ns) if fastest_ns else seen.mean_ns
+            took_ns = world.clock() - begun_ns - (course.step.number - begun) * fastest_ns
+            course.spending.spent_ns += max(0.0, took_ns)
+            totals[choice] += seen.ns_for(1) if action.resizes else seen.mean_ns
+            if seen.steps < WINDOW_STEPS:
+                del totals[choice]
         if not totals:
             raise CannotApply("with each setting a step takes more than twice as long")
         best = sorted(totals, key=totals.__getitem__)[: max(1, len(left) // 2)]
@@ -193,8 +190,6 @@ def untouched(
     """Measures some windows with an action taken out that was tried, and left nothing prepared.
 
     Args:
-        world: The process.
-        action: The action.
         test: What its trial has come to.
         spending: Gets what they cost.
         with_ns: What a step took with it.
@@ -219,7 +214,6 @@ def measure(
     The changes are left as they were in the last window.
 
     Args:
-        world: The process.
         changes: What is switched, all together; off at first.
         test: Gets the pairs.
         spending: Gets what they cost.

@@ -154,7 +154,6 @@ class Spending:
         """Whether another trial may be begun.
 
         Args:
-            now_ns: The time.
             left_ns: What is left of the run; `None` where nobody knows.
         """
         if left_ns is not None:
@@ -164,9 +163,6 @@ class Spending:
 
 class Course:
     """Where tuning stands.
-
-    Args:
-        world: The process.
 
     Attributes:
         state: See `Controller.state`.
