@@ -6,14 +6,12 @@ import contextlib
 import functools
 import io
 import json
-import os
 import sqlite3
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +19,7 @@ import numpy.typing as npt
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COLUMNS, DEVICE_COLUMNS
 from diagnose.store.format import VERSION
+from diagnose.store.meta import read_only
 
 Frame = tuple[str, int, str]
 """File, line, function."""
@@ -151,14 +150,13 @@ def connect(path: Path) -> sqlite3.Connection:
     Raises:
         sqlite3.DatabaseError: If there is no such file.
     """
-    address = f"file:{quote(os.fsencode(path.absolute()))}"
-    db = sqlite3.connect(f"{address}?mode=ro", uri=True, timeout=5)
+    db = sqlite3.connect(read_only(path), uri=True, timeout=5)
     try:
         db.execute("SELECT count(*) FROM meta")
     except DAMAGE:
         # A write-ahead log needs a writable folder to be read; without one, read the file as it stands.
         db.close()
-        db = sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True)
+        db = sqlite3.connect(f"{read_only(path)}&immutable=1", uri=True)
     db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
     return db
 
