@@ -167,11 +167,11 @@ def test_a_head_that_hangs_fails(base_s: float, budget_s: float | None, given_s:
         run_pairs(measure, Asked(budget_s=budget_s), clock=lambda: 0.0)
     assert given[0] == budget_s, "nothing is known of the base"
     assert given[1] == given_s
-    assert failed.value.reason == (
+    assert failed.value.failure.reason == (
         f"head-00 had not ended after {given_s:.0f} s, where such a run takes {base_s:.0f} s: "
         "it hangs, or is very much slower"
     )
-    assert failed.value.last_lines == ("waiting for the lock",)
+    assert failed.value.failure.last_lines == ("waiting for the lock",)
 
 
 def test_a_budget_that_ends_before_a_run_could_is_no_hang() -> None:

@@ -105,7 +105,7 @@ class Bench:
         except TrainingFailed as failure:
             if commit is one:
                 raise
-            raise CannotRun(failure.reason) from failure
+            raise CannotRun(str(failure)) from failure
         except NotInThisVersion as missing:
             if commit is one:
                 raise

@@ -79,7 +79,7 @@ def _ended_by(failure: TrainingFailed | OutOfTime, found: Bisection) -> Bisectio
     """Returns the search with how it ended, where one of its ends does not run."""
     if isinstance(failure, OutOfTime):
         return replace(found, reason=f"{found.good.hash[:9]} ran before and hangs now")
-    words = "\n".join((failure.reason, *failure.last_lines))
+    words = "\n".join((str(failure), *failure.failure.last_lines))
     return replace(found, ending=Ending.FAILED, reason=words)
 
 

@@ -208,8 +208,8 @@ def _compared(
             progress=plumbing.progress,
             measure_pair=_measure_pair(sides, plumbing.measure_in_turns, request, made),
         )
-    except TrainingFailed as failure:
-        return replace(failed(result, failure), runs=tuple(made), wall_s=time.monotonic() - begun)
+    except TrainingFailed as error:
+        return failed(result, error.failure, made, begun)
     result = _concluded(result, paired, sides[1])
     if result.verdict is Verdict.REGRESSION and plumbing.explain is not None:
         result = explained(result, plumbing.explain)
@@ -226,19 +226,10 @@ def explained(result: GateResult, explain: Explain) -> GateResult:
         return replace(result, notes=(*result.notes, note))
 
 
-def failed(result: GateResult, failure: TrainingFailed) -> GateResult:
-    """Returns the result of a gate whose training command failed."""
-    return replace(
-        result,
-        verdict=Verdict.FAILED,
-        failure=Failure(
-            run=failure.run,
-            reason=failure.reason,
-            exit_code=failure.exit_code,
-            signal=failure.signal,
-            last_lines=failure.last_lines,
-        ),
-    )
+def failed(result: GateResult, failure: Failure, made: Sequence[MeasuredRun], begun: float) -> GateResult:
+    """Returns the result of a gate that began then, and whose training command failed after some runs."""
+    wall_s = time.monotonic() - begun
+    return replace(result, verdict=Verdict.FAILED, failure=failure, runs=tuple(made), wall_s=wall_s)
 
 
 def _measure(

@@ -88,8 +88,8 @@ def compare_with_history(
         with sigterm_unwinds():
             usual_s = _usual_s(place, side.command, asked)
             stopped = measure_job(side, asked, folder, plumbing, made, usual_s=usual_s)
-    except TrainingFailed as failure:
-        return replace(failed(result, failure), runs=tuple(made), wall_s=time.monotonic() - begun)
+    except TrainingFailed as error:
+        return failed(result, error.failure, made, begun)
     result = replace(result, runs=tuple(made), notes=of_ranks(made), wall_s=time.monotonic() - begun)
     if stopped:
         return replace(

@@ -15,7 +15,7 @@ from diagnose.gate.judging import judge, no_judgement, why_useless
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.patience import SUSPECT, hang, not_ended, time_limit
 from diagnose.gate.ranks_read import why_other_ranks
-from diagnose.gate.result import Judgement, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
+from diagnose.gate.result import Failure, Judgement, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.statistics import FEW_PAIRS, MAX_PAIRS, MIN_PAIRS
 from diagnose.gate.words import change
 
@@ -229,7 +229,7 @@ class _Job:
 def never_trained(run: MeasuredRun, before: str) -> TrainingFailed:
     """Returns the exception that says of a head's run that it ended well, and did no step."""
     reason = f"no optimizer step was seen in {run.name}, where {before}"
-    return TrainingFailed(run.name, reason, exit_code=0, signal=None, last_lines=())
+    return TrainingFailed(Failure(run=run.name, reason=reason, exit_code=0))
 
 
 def counted(runs: Sequence[MeasuredRun]) -> Sequence[MeasuredRun]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from diagnose.gate.measure import OutOfTime
-from diagnose.gate.result import TrainingFailed
+from diagnose.gate.result import Failure, TrainingFailed
 
 HANGS = 10.0
 """A run that takes so many times as long as it should hangs: the head's rehearsal as long as the base's."""
@@ -13,7 +13,6 @@ HANGS = 10.0
 LEAST_PATIENCE_S = 300.0
 """Nothing is said to hang before: a version may have something to compile or to download first. Of a short
 budget it is half of what is left, or a head that hangs would only ever use it up."""
-
 
 SUSPECT = 3.0
 """A run that the budget's end finds so many times as long as it should be spoils the others' verdict."""
@@ -36,7 +35,7 @@ def hang(name: str, usual_s: float, left_s: float | None, late: OutOfTime) -> Tr
     if left_s is not None and left_s <= patience_s:
         return None
     reason = not_ended(name, patience_s, usual_s)
-    return TrainingFailed(name, reason, exit_code=None, signal=None, last_lines=late.last_lines)
+    return TrainingFailed(Failure(run=name, reason=reason, last_lines=late.last_lines))
 
 
 def not_ended(name: str, after_s: float, usual_s: float) -> str:

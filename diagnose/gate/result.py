@@ -128,43 +128,31 @@ class MeasuredRun:
     notes: tuple[str, ...] = ()
 
 
-class TrainingFailed(Exception):
-    """The command that was to be measured did not end well, or never trained.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How the command that was to be measured failed: it did not end well, or never trained.
 
     Attributes:
         run: Name of the run.
+        reason: What happened, in words.
         exit_code: Its exit code; `None` when a signal ended it.
         signal: The signal's number.
         last_lines: The end of what it wrote to stderr.
-        reason: What happened, in words.
     """
-
-    def __init__(
-        self,
-        run: str,
-        reason: str,
-        *,
-        exit_code: int | None,
-        signal: int | None,
-        last_lines: tuple[str, ...],
-    ) -> None:
-        super().__init__(reason)
-        self.run = run
-        self.reason = reason
-        self.exit_code = exit_code
-        self.signal = signal
-        self.last_lines = last_lines
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """How the training command failed, for the report; see `TrainingFailed`."""
 
     run: str
     reason: str
-    exit_code: int | None
-    signal: int | None
-    last_lines: tuple[str, ...]
+    exit_code: int | None = None
+    signal: int | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+class TrainingFailed(Exception):
+    """The command that was to be measured failed; `failure` says how."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
