@@ -70,25 +70,6 @@ def why_useless(run: MeasuredRun) -> str:
     return ""
 
 
-def no_judgement(metric: Metric, max_drop: float, stopped: str) -> Judgement:
-    nan = math.nan
-    return Judgement(
-        metric=metric,
-        verdict=Verdict.INCONCLUSIVE,
-        max_drop=max_drop,
-        drop=nan,
-        low=nan,
-        high=nan,
-        error=nan,
-        detectable=nan,
-        p=nan,
-        pairs=0,
-        base=nan,
-        head=nan,
-        reason=stopped or f"{metric.label} could not be measured",
-    )
-
-
 def _reason(decision: Decision, limit: float) -> str:
     if decision.state is not State.INCONCLUSIVE:
         return ""

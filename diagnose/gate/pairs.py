@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate.fitting import STEPS, fitted, run_s
 from diagnose.gate.in_turns import TURN_S, TURN_STEPS
-from diagnose.gate.judging import judge, no_judgement, why_useless
+from diagnose.gate.judging import judge, why_useless
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.patience import SUSPECT, hang, not_ended, time_limit
 from diagnose.gate.ranks_read import why_other_ranks
@@ -125,7 +125,12 @@ def run_pairs(
         if judgement is not None and isinstance(stop, _Useless):
             judgement = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=stopped)
     if judgement is None:
-        judgement = no_judgement(metric, asked.max_drop, stopped)
+        judgement = Judgement(
+            metric=metric,
+            verdict=Verdict.INCONCLUSIVE,
+            max_drop=asked.max_drop,
+            reason=stopped or f"{metric.label} could not be measured",
+        )
     return Paired(pairs=tuple(pairs), runs=tuple(job.runs), judgement=judgement, stopped=stopped)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -166,14 +167,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What all pairs say of one metric.
+    """What all pairs say of one metric. What they do not tell is not a number.
 
     Attributes:
         drop: By what part the head is worse; below 0 it is better.
-        low: Lower end of the drop's 95 % interval; likewise `high`. Not a number where too few pairs, or
-            jobs, were measured to know their scatter.
-        error: Standard error of the drop; not a number likewise.
-        detectable: The drop that as many such pairs find in 95 of 100 cases; not a number likewise.
+        low: Lower end of the drop's 95 % interval; likewise `high`. It takes enough pairs, or jobs, to know
+            their scatter.
+        error: Standard error of the drop; likewise.
+        detectable: The drop that as many such pairs find in 95 of 100 cases; likewise.
         p: How often pairs of identical programs would look this much worse.
         base: Median over base's runs; likewise `head`.
         reason: Why there is no verdict; empty where there is one.
@@ -183,15 +184,15 @@ class Judgement:
     metric: Metric
     verdict: Verdict
     max_drop: float
-    drop: float
-    low: float
-    high: float
-    error: float
-    detectable: float
-    p: float
-    pairs: int
-    base: float
-    head: float
+    drop: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    error: float = math.nan
+    detectable: float = math.nan
+    p: float = math.nan
+    pairs: int = 0
+    base: float = math.nan
+    head: float = math.nan
     reason: str = ""
     against: str = ""
 
