@@ -8,12 +8,12 @@ from typing import Any
 
 from diagnose.core.units import format_duration
 from diagnose.gate import words
-from diagnose.gate.as_json import finite
 from diagnose.gate.bisection import Bisection, Commit, Ending
 from diagnose.gate.judging import drop_of
 from diagnose.gate.result import Judgement
 from diagnose.gate.statistics import hodges_lehmann
 from diagnose.report import Terminal
+from diagnose.report._json import finite
 from diagnose.report._wording import printable
 
 SCHEMA = 1
