@@ -216,6 +216,11 @@ class Reason:
     lost_share: float | None = None
 
     @property
+    def place(self) -> str:
+        """Its file and line, to put before its text; empty where no file is to blame."""
+        return f"{self.file}:{self.line}: " if self.file else ""
+
+    @property
     def is_blamed(self) -> bool:
         """Whether it is to blame, and does not merely stand where it may matter."""
         return self.kind not in ("diff", "event")
