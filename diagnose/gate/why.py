@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from diagnose.analysis.profile import load_profile, load_series, profile_of, read_logs
 from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_MS, format_ms, format_share
@@ -15,7 +13,7 @@ from diagnose.gate.attribution import Runs, attribute
 from diagnose.gate.cause import Growth, Kind, LineGrowth, NewFinding, PhaseGrowth, Why
 from diagnose.gate.rank_to_blame import rank_to_blame
 from diagnose.gate.result import GateResult, MeasuredRun, Metric, Pair, Reason, Side
-from diagnose.gate.steps import MIN_STEPS, usual_cost
+from diagnose.gate.steps import usual_phases
 from diagnose.gate.worktrees import renamed_files
 from diagnose.rules import diagnosed
 from diagnose.store.runs import read_manifest
@@ -87,13 +85,8 @@ def _runs(runs: list[MeasuredRun], metric: Metric, rank: int | None) -> Runs:
 def _as_judged(run: Path, metric: Metric, rank: int | None) -> Profile:
     """Reads a run. Its phases take what they usually take, as the step that was judged, stalls left out."""
     profile = diagnosed(load_profile(run) if rank is None else _as_seen_by(rank, run))
-    series = load_series(run, rank)
-    if metric is Metric.MEAN_SAMPLES_PER_S or len(series) < MIN_STEPS:
-        return profile
-    usual = {
-        phase: float(usual_cost(np.asarray(times, float))) for phase, times in series.phase_time_ns.items()
-    }
-    return replace(profile, phase_time_ns=usual)
+    usual = {} if metric is Metric.MEAN_SAMPLES_PER_S else usual_phases(load_series(run, rank))
+    return replace(profile, phase_time_ns=usual) if usual else profile
 
 
 def _as_seen_by(rank: int, run: Path) -> Profile:
