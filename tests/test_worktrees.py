@@ -19,13 +19,13 @@ from diagnose.gate.imports import why_same_code
 from diagnose.gate.measure import RunPlan
 from diagnose.gate.pairs import Asked
 from diagnose.gate.result import MeasuredRun, Side, Verdict
+from diagnose.gate.sides import moved_path
 from diagnose.gate.worktrees import (
     DEAD_AFTER_S,
     LOCK,
     PREFIX,
     TIDY,
     NotInThisVersion,
-    moved_path,
     note_of_submodules,
     worktrees,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,9 @@ from diagnose.gate.pairs import BASE, MeasureRun
 from diagnose.gate.posterior import CannotRun, OutOfBudget
 from diagnose.gate.ranks_read import why_other_ranks
 from diagnose.gate.result import MeasuredRun, Metric, Pair, Side, TrainingFailed
+from diagnose.gate.sides import in_worktree
 from diagnose.gate.steps import MIN_STEPS
-from diagnose.gate.worktrees import NotInThisVersion, moved_path, worktrees
+from diagnose.gate.worktrees import NotInThisVersion, inside_repository, worktrees
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,25 +134,17 @@ class Bench:
                     raise
                 except DiagnoseError as error:  # a filter has failed: a large file's object is gone
                     raise NotInThisVersion(str(error)) from error
-                side = self._side_in(root, commit)
+                side = Side(
+                    label="head",
+                    name=commit.hash[:9],
+                    commit=commit.hash,
+                    root=self.request.cwd,
+                    folder=inside_repository(self.request.cwd),
+                    command=self.request.command,
+                )
+                side = in_worktree(side, root, self.repository, asker="bisect")
                 self._sides[commit.hash] = (stack.pop_all(), side)
         return self._sides[commit.hash][1]
-
-    def _side_in(self, root: Path, commit: Commit) -> Side:
-        inside = self.request.cwd.resolve().relative_to(self.repository.resolve())
-        if not (root / inside).is_dir():
-            raise NotInThisVersion(
-                f"bisect: {commit.hash[:9]} has no folder {inside}; search where both ends have one."
-            )
-        path = os.environ.get("PYTHONPATH", "")
-        return Side(
-            label="head",
-            name=commit.hash[:9],
-            commit=commit.hash,
-            root=root / inside,
-            command=self.request.command,
-            environment={"PYTHONPATH": moved_path(path, self.repository, root)} if path else {},
-        )
 
     def _keep(self, *commits: Commit) -> None:
         """Removes the worktrees of all others."""
