@@ -17,7 +17,7 @@ from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.pairs import BASE, MeasureRun
 from diagnose.gate.posterior import CannotRun, OutOfBudget
 from diagnose.gate.ranks_read import why_other_ranks
-from diagnose.gate.result import MeasuredRun, Metric, Pair, Side, TrainingFailed
+from diagnose.gate.result import MeasuredRun, Pair, Side, TrainingFailed
 from diagnose.gate.sides import in_worktree
 from diagnose.gate.steps import MIN_STEPS
 from diagnose.gate.worktrees import NotInThisVersion, inside_repository, worktrees
@@ -151,20 +151,3 @@ class Bench:
         kept = {commit.hash for commit in commits}
         for name in [name for name in self._sides if name not in kept]:
             self._sides.pop(name)[0].close()
-
-
-def has_figure(pair: Pair, metric: Metric) -> bool:
-    """Whether both runs of a pair have a metric."""
-    return min(pair.base.figures.get(metric, 0.0), pair.head.figures.get(metric, 0.0)) > 0
-
-
-def log_cost(pair: Pair, metric: Metric) -> float:
-    """Returns the logarithm of what the second run's work cost over the first one's.
-
-    Raises:
-        CannotRun: If a run has no such figure: it trained too little.
-    """
-    if not has_figure(pair, metric):
-        raise CannotRun(f"no {metric.label} was measured")
-    one, other = pair.base.figures[metric], pair.head.figures[metric]
-    return math.log(one / other) if metric.more_is_better else math.log(other / one)

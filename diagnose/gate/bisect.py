@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
-from diagnose.gate.bench import Bench, has_figure, log_cost
+from diagnose.gate.bench import Bench
 from diagnose.gate.bisection import Bisection, BisectRequest, Commit, Ending
 from diagnose.gate.compare_commits import Measure, second_look, sigterm_unwinds
-from diagnose.gate.judging import judge
+from diagnose.gate.judging import has_figure, judge, log_cost
 from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
 from diagnose.gate.pairs import Progress, counted, run_pairs
 from diagnose.gate.posterior import CannotRun, OutOfBudget, lost_in_parts, search
@@ -175,10 +175,12 @@ class _Search:
         commit = found.commits[index]
         try:
             pair = self._pair(found.good, commit, plan)
-            log = log_cost(pair, metric)
+            if not has_figure(pair, metric):  # it trained too little
+                raise CannotRun(f"no {metric.label} was measured")
         except CannotRun as error:
             self.progress(f"{commit.hash[:9]} cannot be measured ({error}); left out")
             raise
+        log = log_cost(pair, metric)
         self.progress(f"{commit.hash[:9]} costs {math.expm1(log):+.1%}: {commit.subject}")
         return log
 
