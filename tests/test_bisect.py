@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def test_the_text_obeys_no_commit_message(repository: Path, tmp_path: Path) -> N
 def test_a_commit_that_hangs_is_left_out(repository: Path, tmp_path: Path) -> None:
     def run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
         if git(repository, "log", "-1", "--format=%s", side.commit).startswith("change 2 "):
-            assert plan.timeout_s is not None
+            assert math.isfinite(plan.timeout_s)
             raise OutOfTime
         return quick_run(side, name, folder, plan)
 

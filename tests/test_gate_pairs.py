@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from collections.abc import Callable
@@ -149,10 +150,10 @@ def test_a_head_that_takes_far_longer_fails_by_the_few_pairs_there_was_time_for(
 
 @pytest.mark.parametrize(
     "base_s, budget_s, given_s",
-    [(2.0, None, 300.0), (60.0, None, 600.0), (2.0, 100.0, 50.0), (10.0, 150.0, 100.0)],
+    [(2.0, math.inf, 300.0), (60.0, math.inf, 600.0), (2.0, 100.0, 50.0), (10.0, 150.0, 100.0)],
     ids=["a short run", "a long run", "a small budget", "a budget"],
 )
-def test_a_head_that_hangs_fails(base_s: float, budget_s: float | None, given_s: float) -> None:
+def test_a_head_that_hangs_fails(base_s: float, budget_s: float, given_s: float) -> None:
     given = []
 
     def measure(side: int, name: str, plan: RunPlan) -> MeasuredRun:

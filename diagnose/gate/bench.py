@@ -29,14 +29,14 @@ class Bench:
 
     Attributes:
         measure: Makes one run.
-        ends_at: When the budget is used up, on the monotonic clock; `None` for never.
+        ends_at: When the budget is used up, on the monotonic clock; infinite for never.
         longest_s: The longest run so far, of those that are as long as further ones.
     """
 
     request: BisectRequest
     repository: Path
     measure: Measure
-    ends_at: float | None = None
+    ends_at: float = math.inf
     longest_s: float = 0.0
     num_runs: int = 0
     num_pairs: int = 0
@@ -89,15 +89,14 @@ class Bench:
 
     def _within_budget(self, commit: Commit, one: Commit, plan: RunPlan) -> MeasuredRun:
         """Makes a run that ends with the budget; a failure of another commit than `one` is `CannotRun`."""
-        left_s = math.inf if self.ends_at is None else self.ends_at - time.monotonic()
+        left_s = self.ends_at - time.monotonic()
         if left_s < self.longest_s:
             raise OutOfBudget
-        hangs_s = math.inf if plan.timeout_s is None else plan.timeout_s
-        timeout_s = min(left_s, hangs_s)
+        timeout_s = min(left_s, plan.timeout_s)
         try:
-            return self._run(commit, replace(plan, timeout_s=None if timeout_s == math.inf else timeout_s))
+            return self._run(commit, replace(plan, timeout_s=timeout_s))
         except OutOfTime as late:
-            if left_s < hangs_s:
+            if left_s < plan.timeout_s:
                 raise OutOfBudget from late
             if commit is one:
                 raise

@@ -61,8 +61,7 @@ def bisect(
         notes=note_of_submodules(repository, good.hash, commits[-1].hash, request.links),
         folder=request.folder,
     )
-    budget_s = request.asked.budget_s
-    ends_at = None if budget_s is None else begun + budget_s
+    ends_at = begun + request.asked.budget_s
     with (
         sigterm_unwinds(),
         Bench(request=request, repository=repository, measure=measure, ends_at=ends_at) as bench,
@@ -129,9 +128,8 @@ class _Search:
     def run(self, found: Bisection) -> Bisection:
         """Measures the ends, then what is between them, then the commit found and its parent."""
         asked = self.request.asked
-        if asked.budget_s is not None:
-            asked = replace(asked, budget_s=ENDS_PART * asked.budget_s)
-        ends = run_pairs(self.bench.ends(found.good, found.commits[-1]), asked, progress=self.progress)
+        half = replace(asked, budget_s=ENDS_PART * asked.budget_s)
+        ends = run_pairs(self.bench.ends(found.good, found.commits[-1]), half, progress=self.progress)
         self.bench.longest_s = max((run.wall_s for run in counted(ends.runs)), default=0.0)
         judgement, why = second_look(asked.metric, ends)
         found = replace(found, ends=judgement, notes=(*found.notes, *filter(None, [why])))

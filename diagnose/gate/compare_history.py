@@ -132,8 +132,8 @@ def measure_job(
     """
     begun, has_history = time.monotonic(), math.isfinite(usual_s)
 
-    def left_s() -> float | None:
-        return None if asked.budget_s is None else asked.budget_s - (time.monotonic() - begun)
+    def left_s() -> float:
+        return asked.budget_s - (time.monotonic() - begun)
 
     plan = RunPlan(steps=asked.steps or STEPS, warmup=asked.warmup or 0, finds_warmup=asked.warmup is None)
     first: MeasuredRun | None = None
@@ -145,8 +145,7 @@ def measure_job(
             failure = hang(name, usual_s, left, late)
             if failure is not None:
                 raise failure from late
-            assert asked.budget_s is not None
-            return used_up(asked.budget_s, number)
+            return used_up(asked, number)
         useless = why_useless(run) or why_other_ranks(first or run, run)
         if useless and not run.figures and has_history:
             raise never_trained(run, "earlier jobs trained")

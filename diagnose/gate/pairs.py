@@ -44,7 +44,7 @@ class Asked:
         max_drop: The drop that is still allowed.
         steps: Steps to measure in each run; `None` to choose.
         warmup: Leading steps to leave out; `None` to find how many.
-        budget_s: Time for all runs together; `None` for as long as it takes.
+        budget_s: Time for all runs together; infinite for as long as it takes.
         max_pairs: Pairs to make at most.
         in_turns: Whether the runs of a pair are made at once, in turns of a moment.
     """
@@ -53,7 +53,7 @@ class Asked:
     max_drop: float = 0.03
     steps: int | None = None
     warmup: int | None = None
-    budget_s: float | None = None
+    budget_s: float = math.inf
     max_pairs: int = MAX_PAIRS
     in_turns: bool = False
 
@@ -152,14 +152,13 @@ class _Job:
     begun: float
     runs: list[MeasuredRun] = field(default_factory=list)
 
-    def left_s(self) -> float | None:
-        budget_s = self.asked.budget_s
-        return None if budget_s is None else budget_s - (self.clock() - self.begun)
+    def left_s(self) -> float:
+        return self.asked.budget_s - (self.clock() - self.begun)
 
     def pairs_in_time(self, usual_s: float) -> float:
         """Returns how many pairs of runs, each of which takes so long, there is time for."""
         left_s = self.left_s()
-        return math.inf if left_s is None else left_s / (2 * usual_s)
+        return left_s / (2 * usual_s) if math.isfinite(left_s) else math.inf
 
     def run(self, side: int, number: int, plan: RunPlan, usual_s: float = math.inf) -> MeasuredRun:
         """Makes a run.
@@ -201,21 +200,21 @@ class _Job:
 
     def _made(
         self,
-        make: Callable[[float | None], list[MeasuredRun]],
+        make: Callable[[float], list[MeasuredRun]],
         name: str,
         least_s: float,
         usual_s: float,
     ) -> list[MeasuredRun]:
         left_s = self.left_s()
-        if left_s is not None and left_s < least_s:
-            raise _Stopped(self._out_of_budget())
+        if left_s < least_s:
+            raise _Stopped(used_up(self.asked, len(self.runs)))
         try:
             made = make(time_limit(usual_s, left_s))
         except OutOfTime as late:
             hangs = hang(name, usual_s, left_s, late)
-            if hangs is None and left_s is not None and left_s > SUSPECT * usual_s:
+            if hangs is None and left_s > SUSPECT * usual_s:
                 raise _Useless(not_ended(name, left_s, usual_s)) from late
-            raise hangs or _Stopped(self._out_of_budget()) from late
+            raise hangs or _Stopped(used_up(self.asked, len(self.runs))) from late
         self.runs += made
         for run in made:
             useless = why_useless(run) or why_other_ranks(self.runs[0], run)
@@ -225,10 +224,6 @@ class _Job:
             if useless:
                 raise _Useless(useless)
         return made
-
-    def _out_of_budget(self) -> str:
-        assert self.asked.budget_s is not None
-        return used_up(self.asked.budget_s, len(self.runs))
 
 
 def never_trained(run: MeasuredRun, before: str) -> TrainingFailed:
@@ -262,17 +257,16 @@ def _refuse_turns(runs: Sequence[MeasuredRun]) -> None:
 
 def too_little_time(asked: Asked, usual_s: float) -> str:
     """Says that no verdict could come of the pairs that the budget has time for."""
-    assert asked.budget_s is not None
     return (
         f"at {usual_s:.0f} s a run, not even {FEW_PAIRS} pairs fit into the rest of the budget of "
         f"{asked.budget_s / 60:g} min; {MIN_PAIRS} are needed to tell a small loss"
     )
 
 
-def used_up(budget_s: float, num_runs: int) -> str:
+def used_up(asked: Asked, num_runs: int) -> str:
     """Says that the budget is over, and after how many runs."""
     runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
-    return f"the budget of {budget_s / 60:g} min was used up by {runs}"
+    return f"the budget of {asked.budget_s / 60:g} min was used up by {runs}"
 
 
 def _judged_metric(metric: Metric, runs: Sequence[MeasuredRun]) -> Metric:
