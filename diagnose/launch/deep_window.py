@@ -257,7 +257,7 @@ class DeepWindows:
         begun = perf_counter_ns()
         if not window.stop_counting(self._recorder.asides):
             return  # a mode of the script's is on top of ours: at the end of the next step
-        operations = window.counted["num_operations"] if window.counted else 0
+        operations = window.num_operations
         room = shutil.disk_usage(self._folder).free
         if operations > MAX_RECORDED:
             self._undo(f"a step has {operations:,} operations, too many to record")
