@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from diagnose.analysis.profile import load_profile, load_series, profile_of, read_logs
 from diagnose.core.profile import Profile
@@ -168,8 +169,7 @@ def _of_line(line: LineGrowth, why: Why) -> Reason:
     return Reason(
         kind="line",
         text=f"{_code(line)}took {interval(line.growth)} longer {per}; {origin}{_purpose(line)}",
-        file=_place(line.file),
-        line=line.line if _place(line.file) else 0,
+        **_at(line),
         lost_share=None if line.in_worker else line.growth.ns / why.step.ns,
     )
 
@@ -183,8 +183,7 @@ def _of_hot_line(line: LineGrowth, why: Why) -> Reason:
     return Reason(
         kind="diff" if line.in_diff else "event",
         text=f"{_code(line)}{what}: takes {where}{_purpose(line)}",
-        file=_place(line.file),
-        line=line.line if _place(line.file) else 0,
+        **_at(line),
     )
 
 
@@ -194,20 +193,23 @@ def _of_finding(finding: NewFinding) -> Reason:
     return Reason(
         kind="finding",
         text=f"new fault {finding.rule}: {finding.summary} ({counts})",
-        file=_place(finding.file),
-        line=finding.line if _place(finding.file) else 0,
+        **_at(finding),
     )
 
 
 def _code(line: LineGrowth) -> str:
     """Returns the line's source, so that the sentence makes sense without the file."""
-    place = "" if _place(line.file) else f"{line.file}:{line.line} "
+    place = "" if _is_inside(line.file) else f"{line.file}:{line.line} "
     return f"{place}`{line.text}` in {line.function} " if line.text else f"{place}{line.function} "
 
 
-def _place(file: str) -> str:
-    """Returns a path that an annotation can point to: one in the repository."""
-    return "" if Path(file).is_absolute() or file.startswith("<") else file
+def _at(what: LineGrowth | NewFinding) -> dict[str, Any]:
+    """Returns the place of a reason; none outside of the repository, where no annotation can point."""
+    return {"file": what.file, "line": what.line} if _is_inside(what.file) else {}
+
+
+def _is_inside(file: str) -> bool:
+    return file != "" and not Path(file).is_absolute() and not file.startswith("<")
 
 
 def _purpose(line: LineGrowth) -> str:
