@@ -39,19 +39,7 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
         DiagnoseError: If the script or the folder for a report is not there, or the run's name is none.
             Nothing was started then.
     """
-    target.check()
-    if settings.name is not None:
-        check_name(settings.name)
-    _check_destination("--json", settings.json)
-    _check_destination("--html", settings.html)
-    if settings.apply is not None:
-        read_kept(settings.apply)
-    check_exports(settings.export)
-    if settings.tunes and settings.ranks != ALL:
-        raise DiagnoseError(
-            f"diagnose: --ranks {settings.ranks} leaves ranks out, and they decide on a fix together.\n"
-            "Leave out --ranks, or --tune, --dry-run and --apply."
-        )
+    _check(target, settings)
     launcher = torchrun_arguments({"nproc_per_node": settings.nproc_per_node, **torchrun})
     name = settings.name or target.name
     if launcher:
@@ -90,6 +78,23 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
         if not settings.quiet:
             say(f"diagnose: the dashboard is closed; open it again: {opened.command}")
     return fate
+
+
+def _check(target: Target, settings: Settings) -> None:
+    """Refuses what cannot be done, before anything is started."""
+    target.check()
+    if settings.name is not None:
+        check_name(settings.name)
+    _check_destination("--json", settings.json)
+    _check_destination("--html", settings.html)
+    if settings.apply is not None:
+        read_kept(settings.apply)
+    check_exports(settings.export)
+    if settings.tunes and settings.ranks != ALL:
+        raise DiagnoseError(
+            f"diagnose: --ranks {settings.ranks} leaves ranks out, and they decide on a fix together.\n"
+            "Leave out --ranks, or --tune, --dry-run and --apply."
+        )
 
 
 def _open_dashboard(record: Record, settings: Settings) -> Opened | None:
