@@ -100,7 +100,7 @@ def _cpu_ms(logs: Sequence[RankLog], warmup: int) -> float | None:
 
 def machine_state(logs: Sequence[RankLog], warmup: int) -> MachineState:
     """Returns what else the machine of the first rank did after the warm-up, and its load now."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    load = os.getloadavg()[0]
     if not logs:
         return MachineState(load=load)
     here = [log for log in logs if log.meta.get("host") == logs[0].meta.get("host")]

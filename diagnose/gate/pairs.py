@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -239,8 +238,6 @@ def counted(runs: Sequence[MeasuredRun]) -> Sequence[MeasuredRun]:
 
 def why_not_in_turns(run: MeasuredRun) -> str:
     """Says why a run cannot be stopped and go on as if nothing had been; empty where it can."""
-    if not hasattr(signal, "SIGSTOP"):
-        return "this system cannot stop a process for a moment"
     if run.device != "cpu":
         return f"this one uses {run.device}, which works on while the process is stopped"
     if len(run.ranks) + len(run.missing_ranks) > 1:

@@ -54,9 +54,8 @@ def _records_kernels() -> bool:
 
 def _severity() -> Any:
     """Returns Kineto's level as a variable; `None` where its library does not show it."""
-    name = "libtorch_cpu.so" if os.name == "posix" else "torch_cpu.dll"
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         return ctypes.c_int.in_dll(library, SEVERITY)
     except (OSError, ValueError):
         return None

@@ -114,10 +114,9 @@ def temporary_root() -> Path:
     """
     import tempfile  # only needed here; costs milliseconds of every start
 
-    user = os.getuid() if hasattr(os, "getuid") else "runs"
-    root = Path(tempfile.gettempdir()) / f"diagnose-{user}"
+    root = Path(tempfile.gettempdir()) / f"diagnose-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
-    if hasattr(os, "getuid") and (root.is_symlink() or root.stat().st_uid != os.getuid()):
+    if root.is_symlink() or root.stat().st_uid != os.getuid():
         raise PermissionError(13, "belongs to another user", str(root))
     return root
 
@@ -146,9 +145,7 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def has_room(folder: Path) -> bool:
-    """Whether the folder's file system takes another block; where it cannot be asked, it is taken to."""
-    if not hasattr(os, "statvfs"):
-        return True
+    """Whether the folder's file system takes another block."""
     told = os.statvfs(folder)
     free = told.f_bfree if os.geteuid() == 0 else told.f_bavail  # root may use what is kept back
     return free > 0 or not told.f_blocks
