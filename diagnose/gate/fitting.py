@@ -46,10 +46,8 @@ def fitted(
     if chooses:
         steps = max(steps, math.ceil(MEASURED_S / min(run.step_s for run in rehearsals)))
         if math.isfinite(left_s):
-            startup_s, step_s = (
-                sum(times)
-                for times in zip(*((run.startup_s, run.step_s) for run in rehearsals), strict=True)
-            )
+            startup_s = sum(run.startup_s for run in rehearsals)
+            step_s = sum(run.step_s for run in rehearsals)
             affordable = int((left_s / rounds - startup_s) / step_s) - warmup
             steps = max(LEAST_STEPS, min(steps, affordable))
     return replace(plan, steps=steps, warmup=warmup, finds_warmup=False)
