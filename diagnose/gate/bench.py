@@ -7,7 +7,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate.bisection import BisectRequest, Commit
@@ -42,12 +41,8 @@ class Bench:
     num_pairs: int = 0
     _sides: dict[str, tuple[ExitStack, Side]] = field(default_factory=dict)
 
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Removes the worktrees."""
         self._keep()
 
     def ends(self, good: Commit, bad: Commit) -> MeasureRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,10 +63,8 @@ def bisect(
         folder=request.folder,
     )
     ends_at = begun + request.asked.budget_s
-    with (
-        sigterm_unwinds(),
-        Bench(request=request, repository=repository, measure=measure, ends_at=ends_at) as bench,
-    ):
+    bench = Bench(request=request, repository=repository, measure=measure, ends_at=ends_at)
+    with sigterm_unwinds(), closing(bench):
         job = _Search(request=request, bench=bench, progress=progress)
         try:
             found = job.run(found)

@@ -65,7 +65,7 @@ def supervise(
         signal.signal(number, note)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it takes the child's exit code with it
     if hasattr(signal, "sigwaitinfo"):
-        with Witness(watched) as witness:
+        with contextlib.closing(Witness(watched)) as witness:
             child = subprocess.Popen(command, env=environment, close_fds=False)
             _wait_for_signals(child, watched, early, beside, witness)
     else:
