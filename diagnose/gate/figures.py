@@ -46,7 +46,8 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int, sto
     if not logs:
         return Figures(figures={})
     job = job_steps(logs)
-    startup_ns = job.first_end_ns - started_ns - stopped_ns(stops, job.first_end_ns, since_ns=started_ns)
+    first_end_ns = int(job.end_N[0])
+    startup_ns = first_end_ns - started_ns - stopped_ns(stops, first_end_ns, since_ns=started_ns)
     figures = {Metric.STARTUP: startup_ns / NS_PER_S}
     if warmup is None:
         warmup = max(MIN_WARMUP, find_warmup(job.time_N, job.compiled_N))

@@ -86,7 +86,7 @@ def refuse_working_copy(repository: Path, command: Sequence[str]) -> None:
 def parse_range(text: str) -> tuple[str, str]:
     """Returns the two names in `BASE..HEAD`; an empty one is HEAD, as git has it.
 
-    `BASE...HEAD` is not a pair of commits but the point where they parted; see `resolve`.
+    `BASE...HEAD` is not a pair of commits but the point where they parted; see `resolve_range`.
 
     Raises:
         DiagnoseError: If it is not such a pair.
