@@ -36,7 +36,6 @@ from diagnose.gate.result import (
     Judgement,
     MeasuredRun,
     Metric,
-    Reason,
     Side,
     TrainingFailed,
     Verdict,
@@ -198,27 +197,24 @@ def _judged(
         )
     if judgement is None:
         return replace(result, causes=(f"the baseline holds no {metric.label}",), advice=UPDATE)
+    return _concluded(result, judgement, baseline, made)
+
+
+def _concluded(
+    result: GateResult, judgement: Judgement, baseline: Baseline, made: Sequence[MeasuredRun]
+) -> GateResult:
+    """Returns the result with the verdict of the judgement, and what follows from that."""
+    result = replace(result, verdict=judgement.verdict)
     if judgement.verdict is Verdict.PASS:
-        return replace(result, verdict=Verdict.PASS, notes=(*notes, *_warning(judgement)))
-    if judgement.verdict is Verdict.REGRESSION:
-        result = replace(
-            result,
-            verdict=Verdict.REGRESSION,
-            notes=(*filter(None, [judgement.against]), *notes),
-            advice="To see lines and new faults, run both versions: diagnose gate --ab BASE..HEAD",
-        )
-
-        def explain(result: GateResult) -> tuple[Reason, ...]:
-            return explain_by_history(baseline, judgement, made)
-
-        return explained(result, explain)
-    found = causes(made)
-    return replace(
+        return replace(result, notes=(*result.notes, *_warning(judgement)))
+    if judgement.verdict is Verdict.INCONCLUSIVE:
+        return replace(result, causes=(judgement.reason, *causes(made)), advice=SIDE_BY_SIDE)
+    result = replace(
         result,
-        verdict=Verdict.INCONCLUSIVE,
-        causes=(judgement.reason, *found),
-        advice=SIDE_BY_SIDE,
+        notes=(*filter(None, [judgement.against]), *result.notes),
+        advice="To see lines and new faults, run both versions: diagnose gate --ab BASE..HEAD",
     )
+    return explained(result, lambda _: explain_by_history(baseline, judgement, made))
 
 
 def _warning(judgement: Judgement) -> tuple[str, ...]:
