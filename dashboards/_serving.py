@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import webbrowser
@@ -23,7 +24,6 @@ from diagnose.launch.opened import (
     NEXT_PORTS,
     TOKEN_VARIABLE,
     address_of,
-    adopted_socket,
     listening_on,
 )
 
@@ -95,7 +95,7 @@ def serve_child(root: Path, socket_fd: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICENESS)
     app = create_app(root, token=os.environ.pop(TOKEN_VARIABLE))
-    server = server_of(app, adopted_socket(socket_fd))
+    server = server_of(app, socket.socket(fileno=socket_fd))
 
     def end_with_parent() -> None:
         sys.stdin.buffer.read()

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from diagnose.gate.bisection import BisectRequest
 from diagnose.gate.measure import RunPlan
 from diagnose.gate.pairs import Asked
-from diagnose.gate.result import MeasuredRun, Metric, Side, TrainingFailed
+from diagnose.gate.result import Failure, MeasuredRun, Metric, Side, TrainingFailed
 
 STAND_IN = """\
 import random, sys, zlib
@@ -67,11 +67,12 @@ def measured_stand_in(side: Side, name: str, folder: Path, plan: RunPlan) -> Mea
     done = subprocess.run(command, cwd=side.root, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode:
         raise TrainingFailed(
-            name,
-            f"{name} ended with exit code {done.returncode}",
-            exit_code=done.returncode,
-            signal=None,
-            last_lines=tuple(done.stderr.splitlines()),
+            Failure(
+                run=name,
+                reason=f"{name} ended with exit code {done.returncode}",
+                exit_code=done.returncode,
+                last_lines=tuple(done.stderr.splitlines()),
+            )
         )
     (folder / name).mkdir(parents=True)
     if not done.stdout:  # it did not train

@@ -70,17 +70,17 @@ def test_the_text_names_each_check_and_each_rate() -> None:
 
 def test_a_folder_that_cannot_be_written_is_said_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    check = doctor._store(tmp_path / "file")
-    assert check.ok is False and "--run-dir" in check.words
-    good = doctor._store(tmp_path / "runs" / "deeper")
-    assert good.ok is True and "write-ahead log" in good.words
+    ok, words = doctor._store(tmp_path / "file")
+    assert ok is False and "--run-dir" in words
+    ok, words = doctor._store(tmp_path / "runs" / "deeper")
+    assert ok is True and "write-ahead log" in words
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"], "it leaves nothing behind"
 
 
 def test_a_profiler_from_outside_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    assert doctor._profilers().ok is False
-    assert doctor._deep_windows().words.startswith("another profiler is there")
+    assert doctor._profilers()[0] is False
+    assert doctor._deep_windows()[1].startswith("another profiler is there")
 
 
 def test_measured_rates_have_their_spread_and_leave_the_precision_as_it_was(

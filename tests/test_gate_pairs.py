@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from collections.abc import Callable
@@ -19,10 +20,10 @@ from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.noise import advice, causes
 from diagnose.gate.pairs import HEAD, Asked, MeasureRun, run_pairs
 from diagnose.gate.result import MachineState, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
+from diagnose.gate.sides import moved_path
 from diagnose.gate.words import change, sensitivity
 from diagnose.gate.worktrees import git as own_git
 from diagnose.gate.worktrees import (
-    moved_path,
     parse_range,
     repository_of,
     resolve_range,
@@ -149,10 +150,10 @@ def test_a_head_that_takes_far_longer_fails_by_the_few_pairs_there_was_time_for(
 
 @pytest.mark.parametrize(
     "base_s, budget_s, given_s",
-    [(2.0, None, 300.0), (60.0, None, 600.0), (2.0, 100.0, 50.0), (10.0, 150.0, 100.0)],
+    [(2.0, math.inf, 300.0), (60.0, math.inf, 600.0), (2.0, 100.0, 50.0), (10.0, 150.0, 100.0)],
     ids=["a short run", "a long run", "a small budget", "a budget"],
 )
-def test_a_head_that_hangs_fails(base_s: float, budget_s: float | None, given_s: float) -> None:
+def test_a_head_that_hangs_fails(base_s: float, budget_s: float, given_s: float) -> None:
     given = []
 
     def measure(side: int, name: str, plan: RunPlan) -> MeasuredRun:
@@ -167,11 +168,11 @@ def test_a_head_that_hangs_fails(base_s: float, budget_s: float | None, given_s:
         run_pairs(measure, Asked(budget_s=budget_s), clock=lambda: 0.0)
     assert given[0] == budget_s, "nothing is known of the base"
     assert given[1] == given_s
-    assert failed.value.reason == (
+    assert failed.value.failure.reason == (
         f"head-00 had not ended after {given_s:.0f} s, where such a run takes {base_s:.0f} s: "
         "it hangs, or is very much slower"
     )
-    assert failed.value.last_lines == ("waiting for the lock",)
+    assert failed.value.failure.last_lines == ("waiting for the lock",)
 
 
 def test_a_budget_that_ends_before_a_run_could_is_no_hang() -> None:

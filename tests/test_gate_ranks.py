@@ -173,12 +173,12 @@ Root Cause (first observed failure):
 
 def test_of_a_job_that_failed_the_rank_that_failed_first_is_shown(tmp_path: Path) -> None:
     said = "[rank1]: ValueError: broken\n[rank0]: RuntimeError: Connection closed by peer\n"
-    assert what_failed(ENDED.format(own=said)) == (1, ["[rank1]: ValueError: broken"])
-    assert what_failed(ENDED.format(own="no prefix\n")) == (1, ["no prefix"])
-    assert what_failed("ValueError: alone\n") == (None, ["ValueError: alone"])
+    assert what_failed(ENDED.format(own=said)) == (1, ("[rank1]: ValueError: broken",))
+    assert what_failed(ENDED.format(own="no prefix\n")) == (1, ("no prefix",))
+    assert what_failed("ValueError: alone\n") == (None, ("ValueError: alone",))
     (tmp_path / "stderr").write_text(ENDED.format(own=said))
-    failure = failed("head-00", 1, tmp_path / "stderr")
-    assert str(failure) == "head-00 ended with exit code 1: rank 1 failed first"
+    failure = failed("head-00", 1, tmp_path / "stderr").failure
+    assert failure.reason == "head-00 ended with exit code 1: rank 1 failed first"
     assert failure.last_lines == ("[rank1]: ValueError: broken",)
 
 

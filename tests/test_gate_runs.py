@@ -110,8 +110,8 @@ def test_a_training_killed_under_perf_has_not_ended_well(
     side = Side(label="base", name="a", root=tmp_path, command=("a.py",))
     with pytest.raises(TrainingFailed) as failed:
         measured_run(side, "base-00", tmp_path / "runs", RunPlan())
-    assert failed.value.signal == number
-    assert failed.value.reason == f"base-00 was ended by signal {int(number)} ({number.name})"
+    assert failed.value.failure.signal == number
+    assert failed.value.failure.reason == f"base-00 was ended by signal {int(number)} ({number.name})"
 
 
 def test_a_run_whose_supervisor_is_killed_under_perf_has_not_ended_well(
@@ -128,7 +128,7 @@ def test_a_command_that_fails_under_perf_keeps_its_exit_code(tmp_path: Path, cou
     side = Side(label="base", name="a", root=tmp_path, command=("a.py",))
     with pytest.raises(TrainingFailed) as failed:
         measured_run(side, "base-00", tmp_path / "runs", RunPlan())
-    assert failed.value.exit_code == 7
+    assert failed.value.failure.exit_code == 7
     assert instructions.count_of(tmp_path / "runs" / "base-00.perf")
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,13 +20,13 @@ from diagnose.gate.imports import why_same_code
 from diagnose.gate.measure import RunPlan
 from diagnose.gate.pairs import Asked
 from diagnose.gate.result import MeasuredRun, Side, Verdict
+from diagnose.gate.sides import moved_path
 from diagnose.gate.worktrees import (
     DEAD_AFTER_S,
     LOCK,
     PREFIX,
     TIDY,
     NotInThisVersion,
-    moved_path,
     note_of_submodules,
     worktrees,
 )
@@ -44,6 +45,17 @@ def linked(tmp_path: Path) -> Path:
         commit(top, f"STEP_MS = {step_ms}\n", path="src/net.py")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     return tmp_path / "link" / "repo"
+
+
+def of_two_commits(repository: Path, folder: Path) -> GateRequest:
+    """Asks for `train.py` of the last two commits to be compared."""
+    return GateRequest(
+        asked=Asked(),
+        commits="main~1..main",
+        commands=(("train.py",),) * 2,
+        cwd=repository,
+        folder=folder / "runs",
+    )
 
 
 # -- whose code a version runs
@@ -75,13 +87,7 @@ def test_each_version_imports_its_own_code_though_the_path_leads_over_a_link(
         )
 
     monkeypatch.setenv("PYTHONPATH", str(linked / "src"))
-    request = GateRequest(
-        asked=Asked(),
-        commits="main~1..main",
-        commands=(("train.py",),) * 2,
-        cwd=linked,
-        folder=tmp_path / "runs",
-    )
+    request = of_two_commits(linked, tmp_path)
     assert compare_versions(request, Plumbing(measure=measure)).verdict is Verdict.REGRESSION
 
 
@@ -234,13 +240,7 @@ def test_the_head_is_asked_for_its_code_as_the_base_is(
         return measured_stand_in(other, name, folder, plan)
 
     write(tmp_path / "same.py", stand_in(10))
-    request = GateRequest(
-        asked=Asked(),
-        commits="main~1..main",
-        commands=(("train.py",),) * 2,
-        cwd=linked,
-        folder=tmp_path / "runs",
-    )
+    request = of_two_commits(linked, tmp_path)
     with pytest.raises(DiagnoseError, match="of the working copy"):
         compare_versions(request, Plumbing(measure=measure))
 
@@ -277,14 +277,7 @@ def test_the_note_on_a_linked_submodule_is_in_the_result(with_submodule: Path, t
     git(with_submodule, "commit", "--quiet", "--all", "--message", "a training")
     git(with_submodule / "lib" / "kernels", "checkout", "--quiet", "HEAD~1")
     git(with_submodule, "commit", "--quiet", "--all", "--message", "back")
-    request = GateRequest(
-        asked=Asked(),
-        commits="main~1..main",
-        commands=(("train.py",),) * 2,
-        links=("lib/kernels",),
-        cwd=with_submodule,
-        folder=tmp_path / "runs",
-    )
+    request = replace(of_two_commits(with_submodule, tmp_path), links=("lib/kernels",))
     found = compare_versions(request, Plumbing(measure=measured_stand_in))
     assert found.verdict is Verdict.PASS
     assert any("lib/kernels: another commit" in note for note in found.notes)

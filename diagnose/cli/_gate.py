@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shlex
 import sys
@@ -181,7 +182,7 @@ def asked_of(
         max_drop=share(max_drop),
         steps=steps,
         warmup=warmup,
-        budget_s=None if budget is None else 60 * budget,
+        budget_s=math.inf if budget is None else 60 * budget,
     )
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import Any
 
 from diagnose.core.units import format_duration
 from diagnose.gate import words
-from diagnose.gate.as_json import finite
 from diagnose.gate.bisection import Bisection, Commit, Ending
 from diagnose.gate.judging import drop_of
 from diagnose.gate.result import Judgement
 from diagnose.gate.statistics import hodges_lehmann
+from diagnose.gate.words import wrapped
 from diagnose.report import Terminal
+from diagnose.report._json import finite
 from diagnose.report._wording import printable
 
 SCHEMA = 1
@@ -28,13 +28,13 @@ NS_PER_S = 1e9
 def bisect_text(found: Bisection, terminal: Terminal) -> str:
     """Returns the text: the commit first, then what it rests on."""
     style = "alarm" if found.ending is Ending.FOUND else "bold"
-    lines = [terminal.paint(line, style) for line in _wrapped(headline(found), terminal, "")]
+    lines = [terminal.paint(line, style) for line in wrapped(headline(found), terminal, hanging="  ")]
     if found.ends is not None and not math.isnan(found.ends.drop):
-        lines += _wrapped(f"last against first: {words.change(found.ends)}", terminal, "  ")
+        lines += wrapped(f"last against first: {words.change(found.ends)}", terminal, "  ")
     if found.ending is Ending.FOUND and found.parent is not None:
         part = _part_of_loss(found)
         share = f", {part:.0%} of all that was lost" if part is not None else ""
-        lines += _wrapped(f"against its parent: {words.change(found.parent)}{share}", terminal, "  ")
+        lines += wrapped(f"against its parent: {words.change(found.parent)}{share}", terminal, "  ")
     rest = [line for line in found.reason.splitlines() if found.ending is Ending.FAILED][1:]
     lines += [f"    {printable(line)}" for line in rest]
     if found.odds is not None:
@@ -47,16 +47,13 @@ def bisect_text(found: Bisection, terminal: Terminal) -> str:
                 lines.append(terminal.shortened(row, terminal.width))
         skipped = [found.commits[index].hash[:9] for index in sorted(found.odds.skipped)]
         if skipped:
-            lines += _wrapped(
-                f"not measured, because they do not run: {', '.join(skipped)}", terminal, "  "
-            )
+            lines += wrapped(f"not measured, because they do not run: {', '.join(skipped)}", terminal, "  ")
     for note in found.notes:
-        lines += _wrapped(f"note: {note}", terminal, "  ")
+        lines += wrapped(f"note: {note}", terminal, "  ")
     if found.why:
         lines += ["", terminal.paint("Where it was lost", "bold")]
         for reason in found.why[:MOST_REASONS]:
-            place = f"{reason.file}:{reason.line}: " if reason.file else ""
-            lines += _wrapped(place + reason.text, terminal, "  - ")
+            lines += wrapped(reason.place + reason.text, terminal, "  - ")
     lines += ["", *(f"  {line}" for line in next_steps(found))]
     return terminal.encoded("\n".join(lines)) + "\n"
 
@@ -159,14 +156,3 @@ def _part_of_loss(found: Bisection) -> float | None:
 
 def _named(commit: Commit) -> str:
     return f"{commit.hash[:9]} {printable(commit.subject)}".rstrip()
-
-
-def _wrapped(text: str, terminal: Terminal, first: str) -> list[str]:
-    return textwrap.wrap(
-        printable(" ".join(text.split())),
-        width=terminal.width,
-        initial_indent=first,
-        subsequent_indent=" " * len(first) or "  ",
-        break_on_hyphens=False,
-        break_long_words=False,
-    )

@@ -73,17 +73,8 @@ def _property(text: str) -> str:
 
 def summary(result: GateResult) -> str:
     """Returns the result in GitHub's markdown, never longer than GitHub takes."""
-    judgement = result.judgement
-    lines = [f"## diagnose gate: {_text(words.headline(result))}", ""]
-    rows = [("versions", words.version_words(result))]
-    if judgement is not None and judgement.pairs:
-        rows.append((judgement.metric.label, words.figures(judgement)))
-        rows.append(("certainty", words.sensitivity(judgement)))
-    rows += [(f"beside: {each.metric.label}", words.judged_beside(each)) for each in result.beside]
-    rows += [("because", cause) for cause in result.causes if cause not in words.headline(result)]
-    rows += [("to do", result.advice)] if result.advice else []
-    rows += [("note", note) for note in result.notes]
-    lines += ["| | |", "|---|---|", *(f"| {_text(name)} | {_text(text)} |" for name, text in rows)]
+    lines = [f"## diagnose gate: {_text(words.headline(result))}", "", "| | |", "|---|---|"]
+    lines += [f"| {_text(name)} | {_text(text)} |" for name, text in words.rows(result)]
     if result.why:
         lines += ["", "### Where it was lost", ""]
         lines += [f"- {_place(reason)}{_text(reason.text)}" for reason in result.why]

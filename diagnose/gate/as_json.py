@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from diagnose.gate.result import GateResult, Judgement, MeasuredRun, Side
+from diagnose.report._json import finite
 
 SCHEMA = 1
 
@@ -75,14 +74,3 @@ def _run(run: MeasuredRun, result: GateResult) -> dict[str, Any]:
         "wall_s": run.wall_s,
         "machine": asdict(run.machine),
     }
-
-
-def finite(value: Any) -> Any:
-    """Returns the same with `null` for each number that is none."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

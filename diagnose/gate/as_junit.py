@@ -42,7 +42,7 @@ def _case(result: GateResult) -> ElementTree.Element:
     )
     message = _clean(words.headline(result))
     if result.verdict is Verdict.REGRESSION:
-        body = [*(f"{_place(r.file, r.line)}{r.text}" for r in result.why), *_figures(result.judgement)]
+        body = [*(reason.place + reason.text for reason in result.why), *_figures(result.judgement)]
         element = ElementTree.SubElement(case, "failure", {"message": message, "type": "regression"})
         element.text = _clean("\n".join(body))
     elif result.verdict in (Verdict.INCONCLUSIVE, Verdict.MISMATCH):
@@ -70,10 +70,6 @@ def _properties(result: GateResult) -> list[tuple[str, str]]:
     if result.judgement is not None and result.judgement.pairs:
         found += [("drop", f"{result.judgement.drop:.6f}"), ("pairs", str(result.judgement.pairs))]
     return found + [(f"beside_{each.metric.value}", f"{each.drop:.6f}") for each in result.beside]
-
-
-def _place(file: str, line: int) -> str:
-    return f"{file}:{line}: " if file else ""
 
 
 def _clean(text: str) -> str:

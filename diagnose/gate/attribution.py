@@ -91,7 +91,9 @@ def attribute(before: Runs, after: Runs, metric: Metric) -> Why:
         nothing is named.
     """
     pairs = [
-        pair for pair in zip(before.profiles, after.profiles, strict=False) if all(map(_has_steps, pair))
+        pair
+        for pair in zip(before.profiles, after.profiles, strict=False)
+        if min(profile.step_time_ns for profile in pair) > 0
     ]
     num_pairs = len(pairs)
     ones, as_run = [one for one, _ in pairs], [other for _, other in pairs]
@@ -128,10 +130,6 @@ def _is_huge(ones: Sequence[Profile], others: Sequence[Profile]) -> bool:
     return all(
         other.step_time_ns >= HUGE * one.step_time_ns for one, other in zip(ones, others, strict=True)
     )
-
-
-def _has_steps(profile: Profile) -> bool:
-    return profile.step_time_ns > 0
 
 
 def growth(before: Sequence[float], after: Sequence[float]) -> Growth:
@@ -277,7 +275,8 @@ def _new_findings(ones: Sequence[Profile], others: Sequence[Profile], root: Path
             found.setdefault(finding.rule, []).append(finding)
     new = []
     for rule, findings in found.items():
-        before = (sum(rule in _rules(profile) for profile in ones), _asked(rule, ones))
+        had = sum(any(finding.rule == rule for finding in profile.findings) for profile in ones)
+        before = (had, _asked(rule, ones))
         after = (len(findings), _asked(rule, others))
         if chance(before, after) > MAX_CHANCE:
             continue
@@ -294,10 +293,6 @@ def _new_findings(ones: Sequence[Profile], others: Sequence[Profile], root: Path
             )
         )
     return sorted(new, key=lambda finding: -finding.lost_ns)
-
-
-def _rules(profile: Profile) -> set[str]:
-    return {finding.rule for finding in profile.findings}
 
 
 def _asked(rule: str, profiles: Sequence[Profile]) -> int:

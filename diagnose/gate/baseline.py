@@ -71,7 +71,7 @@ def entry_of(
     when: str,
     commit: str,
     branch: str,
-    phase_ms: Mapping[Phase, float] | None = None,
+    phase_ms: Mapping[Phase, float],
 ) -> Entry:
     """Returns what a job's runs come to: each comparable metric that all of them have."""
     common = [metric for metric in COMPARABLE if all(metric in run.figures for run in runs)]
@@ -81,7 +81,7 @@ def entry_of(
         branch=branch,
         metrics={metric: statistics.median(run.figures[metric] for run in runs) for metric in common},
         runs=tuple({metric: run.figures[metric] for metric in common} for run in runs),
-        phase_ms=phase_ms or {},
+        phase_ms=phase_ms,
     )
 
 
@@ -205,14 +205,14 @@ def _phases(found: Mapping[str, float]) -> dict[Phase, float]:
 
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
-    def metrics(found: Mapping[Metric, float]) -> dict[str, float]:
-        return {metric.value: float(f"{value:.6g}") for metric, value in found.items()}
+    def rounded(found: Mapping[Metric, float] | Mapping[Phase, float]) -> dict[str, float]:
+        return {each.value: float(f"{value:.6g}") for each, value in found.items()}
 
     return {
         "when": entry.when,
         "commit": entry.commit,
         "branch": entry.branch,
-        "metrics": metrics(entry.metrics),
-        "runs": [metrics(run) for run in entry.runs],
-        "phase_ms": {phase.value: float(f"{value:.6g}") for phase, value in entry.phase_ms.items()},
+        "metrics": rounded(entry.metrics),
+        "runs": [rounded(run) for run in entry.runs],
+        "phase_ms": rounded(entry.phase_ms),
     }

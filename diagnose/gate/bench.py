@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate.bisection import BisectRequest, Commit
@@ -18,9 +16,10 @@ from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.pairs import BASE, MeasureRun
 from diagnose.gate.posterior import CannotRun, OutOfBudget
 from diagnose.gate.ranks_read import why_other_ranks
-from diagnose.gate.result import MeasuredRun, Metric, Pair, Side, TrainingFailed
+from diagnose.gate.result import MeasuredRun, Pair, Side, TrainingFailed
+from diagnose.gate.sides import in_worktree
 from diagnose.gate.steps import MIN_STEPS
-from diagnose.gate.worktrees import NotInThisVersion, moved_path, worktrees
+from diagnose.gate.worktrees import NotInThisVersion, inside_repository, worktrees
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,25 +28,21 @@ class Bench:
 
     Attributes:
         measure: Makes one run.
-        ends_at: When the budget is used up, on the monotonic clock; `None` for never.
+        ends_at: When the budget is used up, on the monotonic clock; infinite for never.
         longest_s: The longest run so far, of those that are as long as further ones.
     """
 
     request: BisectRequest
     repository: Path
     measure: Measure
-    ends_at: float | None = None
+    ends_at: float = math.inf
     longest_s: float = 0.0
     num_runs: int = 0
     num_pairs: int = 0
     _sides: dict[str, tuple[ExitStack, Side]] = field(default_factory=dict)
 
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Removes the worktrees."""
         self._keep()
 
     def ends(self, good: Commit, bad: Commit) -> MeasureRun:
@@ -89,15 +84,14 @@ class Bench:
 
     def _within_budget(self, commit: Commit, one: Commit, plan: RunPlan) -> MeasuredRun:
         """Makes a run that ends with the budget; a failure of another commit than `one` is `CannotRun`."""
-        left_s = math.inf if self.ends_at is None else self.ends_at - time.monotonic()
+        left_s = self.ends_at - time.monotonic()
         if left_s < self.longest_s:
             raise OutOfBudget
-        hangs_s = math.inf if plan.timeout_s is None else plan.timeout_s
-        timeout_s = min(left_s, hangs_s)
+        timeout_s = min(left_s, plan.timeout_s)
         try:
-            return self._run(commit, replace(plan, timeout_s=None if timeout_s == math.inf else timeout_s))
+            return self._run(commit, replace(plan, timeout_s=timeout_s))
         except OutOfTime as late:
-            if left_s < hangs_s:
+            if left_s < plan.timeout_s:
                 raise OutOfBudget from late
             if commit is one:
                 raise
@@ -105,7 +99,7 @@ class Bench:
         except TrainingFailed as failure:
             if commit is one:
                 raise
-            raise CannotRun(failure.reason) from failure
+            raise CannotRun(str(failure)) from failure
         except NotInThisVersion as missing:
             if commit is one:
                 raise
@@ -134,45 +128,20 @@ class Bench:
                     raise
                 except DiagnoseError as error:  # a filter has failed: a large file's object is gone
                     raise NotInThisVersion(str(error)) from error
-                side = self._side_in(root, commit)
+                side = Side(
+                    label="head",
+                    name=commit.hash[:9],
+                    commit=commit.hash,
+                    root=self.request.cwd,
+                    folder=inside_repository(self.request.cwd),
+                    command=self.request.command,
+                )
+                side = in_worktree(side, root, self.repository, asker="bisect")
                 self._sides[commit.hash] = (stack.pop_all(), side)
         return self._sides[commit.hash][1]
-
-    def _side_in(self, root: Path, commit: Commit) -> Side:
-        inside = self.request.cwd.resolve().relative_to(self.repository.resolve())
-        if not (root / inside).is_dir():
-            raise NotInThisVersion(
-                f"bisect: {commit.hash[:9]} has no folder {inside}; search where both ends have one."
-            )
-        path = os.environ.get("PYTHONPATH", "")
-        return Side(
-            label="head",
-            name=commit.hash[:9],
-            commit=commit.hash,
-            root=root / inside,
-            command=self.request.command,
-            environment={"PYTHONPATH": moved_path(path, self.repository, root)} if path else {},
-        )
 
     def _keep(self, *commits: Commit) -> None:
         """Removes the worktrees of all others."""
         kept = {commit.hash for commit in commits}
         for name in [name for name in self._sides if name not in kept]:
             self._sides.pop(name)[0].close()
-
-
-def has_figure(pair: Pair, metric: Metric) -> bool:
-    """Whether both runs of a pair have a metric."""
-    return min(pair.base.figures.get(metric, 0.0), pair.head.figures.get(metric, 0.0)) > 0
-
-
-def log_cost(pair: Pair, metric: Metric) -> float:
-    """Returns the logarithm of what the second run's work cost over the first one's.
-
-    Raises:
-        CannotRun: If a run has no such figure: it trained too little.
-    """
-    if not has_figure(pair, metric):
-        raise CannotRun(f"no {metric.label} was measured")
-    one, other = pair.base.figures[metric], pair.head.figures[metric]
-    return math.log(one / other) if metric.more_is_better else math.log(other / one)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
-from diagnose.gate.bench import Bench, has_figure, log_cost
+from diagnose.gate.bench import Bench
 from diagnose.gate.bisection import Bisection, BisectRequest, Commit, Ending
 from diagnose.gate.compare_commits import Measure, second_look, sigterm_unwinds
-from diagnose.gate.judging import judge
+from diagnose.gate.judging import has_figure, judge, log_cost
 from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
 from diagnose.gate.pairs import Progress, counted, run_pairs
 from diagnose.gate.posterior import CannotRun, OutOfBudget, lost_in_parts, search
@@ -61,12 +62,9 @@ def bisect(
         notes=note_of_submodules(repository, good.hash, commits[-1].hash, request.links),
         folder=request.folder,
     )
-    budget_s = request.asked.budget_s
-    ends_at = None if budget_s is None else begun + budget_s
-    with (
-        sigterm_unwinds(),
-        Bench(request=request, repository=repository, measure=measure, ends_at=ends_at) as bench,
-    ):
+    ends_at = begun + request.asked.budget_s
+    bench = Bench(request=request, repository=repository, measure=measure, ends_at=ends_at)
+    with sigterm_unwinds(), closing(bench):
         job = _Search(request=request, bench=bench, progress=progress)
         try:
             found = job.run(found)
@@ -79,7 +77,7 @@ def _ended_by(failure: TrainingFailed | OutOfTime, found: Bisection) -> Bisectio
     """Returns the search with how it ended, where one of its ends does not run."""
     if isinstance(failure, OutOfTime):
         return replace(found, reason=f"{found.good.hash[:9]} ran before and hangs now")
-    words = "\n".join((failure.reason, *failure.last_lines))
+    words = "\n".join((str(failure), *failure.failure.last_lines))
     return replace(found, ending=Ending.FAILED, reason=words)
 
 
@@ -129,9 +127,8 @@ class _Search:
     def run(self, found: Bisection) -> Bisection:
         """Measures the ends, then what is between them, then the commit found and its parent."""
         asked = self.request.asked
-        if asked.budget_s is not None:
-            asked = replace(asked, budget_s=ENDS_PART * asked.budget_s)
-        ends = run_pairs(self.bench.ends(found.good, found.commits[-1]), asked, progress=self.progress)
+        half = replace(asked, budget_s=ENDS_PART * asked.budget_s)
+        ends = run_pairs(self.bench.ends(found.good, found.commits[-1]), half, progress=self.progress)
         self.bench.longest_s = max((run.wall_s for run in counted(ends.runs)), default=0.0)
         judgement, why = second_look(asked.metric, ends)
         found = replace(found, ends=judgement, notes=(*found.notes, *filter(None, [why])))
@@ -175,10 +172,12 @@ class _Search:
         commit = found.commits[index]
         try:
             pair = self._pair(found.good, commit, plan)
-            log = log_cost(pair, metric)
+            if not has_figure(pair, metric):  # it trained too little
+                raise CannotRun(f"no {metric.label} was measured")
         except CannotRun as error:
             self.progress(f"{commit.hash[:9]} cannot be measured ({error}); left out")
             raise
+        log = log_cost(pair, metric)
         self.progress(f"{commit.hash[:9]} costs {math.expm1(log):+.1%}: {commit.subject}")
         return log
 

@@ -112,7 +112,6 @@ def judge_by_history(
         high=drop_of(estimate + Z_975 * error, metric),
         error=error,
         detectable=drop_of(found, metric),
-        p=math.nan,
         pairs=count,
         base=base,
         head=statistics.median(figures),

@@ -40,10 +40,10 @@ from diagnose.gate.result import (
     TrainingFailed,
     Verdict,
 )
+from diagnose.gate.sides import in_worktree
 from diagnose.gate.statistics import is_certain
 from diagnose.gate.worktrees import (
     inside_repository,
-    moved_path,
     note_of_submodules,
     refuse_working_copy,
     repository_of,
@@ -120,17 +120,16 @@ def compare_versions(request: GateRequest, plumbing: Plumbing | None = None) -> 
     """
     plumbing = plumbing or Plumbing()
     with sigterm_unwinds():
-        if not request.commits:
-            sides = tuple(
-                Side(
-                    label=label,
-                    name=" ".join(command),
-                    root=request.cwd,
-                    folder=inside_repository(request.cwd),
-                    command=command,
-                )
-                for label, command in zip(("base", "head"), request.commands, strict=True)
+        folder = inside_repository(request.cwd)
+
+        def side(label: str, name: str, commit: str, command: tuple[str, ...]) -> Side:
+            return Side(
+                label=label, name=name, commit=commit, root=request.cwd, folder=folder, command=command
             )
+
+        if not request.commits:
+            named = zip(("base", "head"), request.commands, strict=True)
+            sides = [side(label, " ".join(command), "", command) for label, command in named]
             same = len(set(request.commands)) == 1
             notes = ["both commands are the same: this measures the machine, not a change"] if same else []
             return _compared(request, sides, plumbing, tuple(notes))
@@ -141,42 +140,15 @@ def compare_versions(request: GateRequest, plumbing: Plumbing | None = None) -> 
             notes.append(f"{base} and {head} are the same commit: this measures the machine, not a change")
         notes += note_of_submodules(repository, base_hash, head_hash, request.links)
         with worktrees(repository, (base_hash, head_hash), request.links) as roots:
-            inside = request.cwd.resolve().relative_to(repository.resolve())
             for command in set(request.commands):
                 refuse_working_copy(repository, command)
-            sides = tuple(
-                _side(label, name, commit, root, inside, repository, command)
-                for label, name, commit, root, command in zip(
-                    ("base", "head"),
-                    (base, head),
-                    (base_hash, head_hash),
-                    roots,
-                    request.commands,
-                    strict=True,
-                )
-            )
+            sides = [
+                side("base", base, base_hash, request.commands[0]),
+                side("head", head, head_hash, request.commands[1]),
+            ]
+            moved = zip(sides, roots, strict=True)
+            sides = [in_worktree(each, root, repository, asker="gate") for each, root in moved]
             return _compared(request, sides, plumbing, tuple(notes), repository)
-
-
-def _side(
-    label: str, name: str, commit: str, root: Path, inside: Path, repository: Path, command: tuple[str, ...]
-) -> Side:
-    folder = root / inside
-    if not folder.is_dir():
-        raise DiagnoseError(
-            f"gate: {name} has no folder {inside}; run the gate where both versions have one."
-        )
-    path = os.environ.get("PYTHONPATH", "")
-    environment = {"PYTHONPATH": moved_path(path, repository, root)} if path else {}
-    return Side(
-        label=label,
-        name=name,
-        commit=commit,
-        root=folder,
-        folder="" if inside == Path() else inside.as_posix(),
-        command=command,
-        environment=environment,
-    )
 
 
 def _compared(
@@ -208,8 +180,8 @@ def _compared(
             progress=plumbing.progress,
             measure_pair=_measure_pair(sides, plumbing.measure_in_turns, request, made),
         )
-    except TrainingFailed as failure:
-        return replace(failed(result, failure), runs=tuple(made), wall_s=time.monotonic() - begun)
+    except TrainingFailed as error:
+        return failed(result, error.failure, made, begun)
     result = _concluded(result, paired, sides[1])
     if result.verdict is Verdict.REGRESSION and plumbing.explain is not None:
         result = explained(result, plumbing.explain)
@@ -226,19 +198,10 @@ def explained(result: GateResult, explain: Explain) -> GateResult:
         return replace(result, notes=(*result.notes, note))
 
 
-def failed(result: GateResult, failure: TrainingFailed) -> GateResult:
-    """Returns the result of a gate whose training command failed."""
-    return replace(
-        result,
-        verdict=Verdict.FAILED,
-        failure=Failure(
-            run=failure.run,
-            reason=failure.reason,
-            exit_code=failure.exit_code,
-            signal=failure.signal,
-            last_lines=failure.last_lines,
-        ),
-    )
+def failed(result: GateResult, failure: Failure, made: Sequence[MeasuredRun], begun: float) -> GateResult:
+    """Returns the result of a gate that began then, and whose training command failed after some runs."""
+    wall_s = time.monotonic() - begun
+    return replace(result, verdict=Verdict.FAILED, failure=failure, runs=tuple(made), wall_s=wall_s)
 
 
 def _measure(
@@ -356,7 +319,7 @@ def sigterm_unwinds() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = (signal.SIGTERM, signal.SIGHUP)
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in heard}
     try:

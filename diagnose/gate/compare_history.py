@@ -36,7 +36,6 @@ from diagnose.gate.result import (
     Judgement,
     MeasuredRun,
     Metric,
-    Reason,
     Side,
     TrainingFailed,
     Verdict,
@@ -88,8 +87,8 @@ def compare_with_history(
         with sigterm_unwinds():
             usual_s = _usual_s(place, side.command, asked)
             stopped = measure_job(side, asked, folder, plumbing, made, usual_s=usual_s)
-    except TrainingFailed as failure:
-        return replace(failed(result, failure), runs=tuple(made), wall_s=time.monotonic() - begun)
+    except TrainingFailed as error:
+        return failed(result, error.failure, made, begun)
     result = replace(result, runs=tuple(made), notes=of_ranks(made), wall_s=time.monotonic() - begun)
     if stopped:
         return replace(
@@ -132,8 +131,8 @@ def measure_job(
     """
     begun, has_history = time.monotonic(), math.isfinite(usual_s)
 
-    def left_s() -> float | None:
-        return None if asked.budget_s is None else asked.budget_s - (time.monotonic() - begun)
+    def left_s() -> float:
+        return asked.budget_s - (time.monotonic() - begun)
 
     plan = RunPlan(steps=asked.steps or STEPS, warmup=asked.warmup or 0, finds_warmup=asked.warmup is None)
     first: MeasuredRun | None = None
@@ -145,8 +144,7 @@ def measure_job(
             failure = hang(name, usual_s, left, late)
             if failure is not None:
                 raise failure from late
-            assert asked.budget_s is not None
-            return used_up(asked.budget_s, number)
+            return used_up(asked, number)
         useless = why_useless(run) or why_other_ranks(first or run, run)
         if useless and not run.figures and has_history:
             raise never_trained(run, "earlier jobs trained")
@@ -199,27 +197,24 @@ def _judged(
         )
     if judgement is None:
         return replace(result, causes=(f"the baseline holds no {metric.label}",), advice=UPDATE)
+    return _concluded(result, judgement, baseline, made)
+
+
+def _concluded(
+    result: GateResult, judgement: Judgement, baseline: Baseline, made: Sequence[MeasuredRun]
+) -> GateResult:
+    """Returns the result with the verdict of the judgement, and what follows from that."""
+    result = replace(result, verdict=judgement.verdict)
     if judgement.verdict is Verdict.PASS:
-        return replace(result, verdict=Verdict.PASS, notes=(*notes, *_warning(judgement)))
-    if judgement.verdict is Verdict.REGRESSION:
-        result = replace(
-            result,
-            verdict=Verdict.REGRESSION,
-            notes=(*filter(None, [judgement.against]), *notes),
-            advice="To see lines and new faults, run both versions: diagnose gate --ab BASE..HEAD",
-        )
-
-        def explain(result: GateResult) -> tuple[Reason, ...]:
-            return explain_by_history(baseline, judgement, made)
-
-        return explained(result, explain)
-    found = causes(made)
-    return replace(
+        return replace(result, notes=(*result.notes, *_warning(judgement)))
+    if judgement.verdict is Verdict.INCONCLUSIVE:
+        return replace(result, causes=(judgement.reason, *causes(made)), advice=SIDE_BY_SIDE)
+    result = replace(
         result,
-        verdict=Verdict.INCONCLUSIVE,
-        causes=(judgement.reason, *found),
-        advice=SIDE_BY_SIDE,
+        notes=(*filter(None, [judgement.against]), *result.notes),
+        advice="To see lines and new faults, run both versions: diagnose gate --ab BASE..HEAD",
     )
+    return explained(result, lambda _: explain_by_history(baseline, judgement, made))
 
 
 def _warning(judgement: Judgement) -> tuple[str, ...]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
-from diagnose.gate.result import TrainingFailed
+from diagnose.gate.result import Failure, TrainingFailed
 
 LAST_LINES = 12
 """Lines of a failed command's stderr that are shown: a traceback's end, with the lines that matter."""
@@ -32,24 +31,23 @@ def failed(name: str, code: int | None, stderr: Path) -> TrainingFailed:
         code: Its exit code; below 0 the signal that ended it; `None` where it left no record of its end.
         stderr: What it wrote there.
     """
-    text = _end_of(stderr)
-    rank, lines = what_failed(text)
+    rank, lines = what_failed(_end_of(stderr))
     if code is None:
         reason = f"{name} left no record of how it ended: something killed it, or its folder"
-        return TrainingFailed(name, reason, exit_code=None, signal=None, last_lines=tuple(lines))
+        return TrainingFailed(Failure(run=name, reason=reason, last_lines=lines))
     if code < 0:
         reason = f"{name} was ended by signal {-code} ({signal.Signals(-code).name})"
-        return TrainingFailed(name, reason, exit_code=None, signal=-code, last_lines=tuple(lines))
+        return TrainingFailed(Failure(run=name, reason=reason, signal=-code, last_lines=lines))
     reason = f"{name} ended with exit code {code}" + ("" if rank is None else f": rank {rank} failed first")
-    return TrainingFailed(name, reason, exit_code=code, signal=None, last_lines=tuple(lines))
+    return TrainingFailed(Failure(run=name, reason=reason, exit_code=code, last_lines=lines))
 
 
 def last_lines(stderr: Path) -> tuple[str, ...]:
     """Returns the last lines of what a run wrote to stderr."""
-    return tuple(_last(_end_of(stderr)))
+    return _last(_end_of(stderr))
 
 
-def what_failed(text: str) -> tuple[int | None, Sequence[str]]:
+def what_failed(text: str) -> tuple[int | None, tuple[str, ...]]:
     """Returns the rank that failed first, where there are several, and the last lines that say why."""
     found = FIRST_TO_FAIL.search(text)
     if found is None:
@@ -61,9 +59,9 @@ def what_failed(text: str) -> tuple[int | None, Sequence[str]]:
     return rank, _last(own) or _last(before) or _last(text)
 
 
-def _last(text: str) -> Sequence[str]:
+def _last(text: str) -> tuple[str, ...]:
     lines = [line.rstrip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
-    return lines[-LAST_LINES:]
+    return tuple(lines[-LAST_LINES:])
 
 
 def _end_of(path: Path) -> str:

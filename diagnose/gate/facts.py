@@ -28,9 +28,11 @@ def _operations(profile: Profile) -> Value:
     return None if graph is None or graph.truncated else graph.total.num_ops
 
 
-def _loader(name: str) -> Callable[[Profile], Value]:
+def _first(kind: str, name: str) -> Callable[[Profile], Value]:
+    """Of the first of the program's loaders, or models in `DistributedDataParallel`."""
+
     def value(profile: Profile) -> Value:
-        found = getattr(profile.program.loaders[0], name) if profile.program.loaders else None
+        found = next((getattr(each, name) for each in getattr(profile.program, kind)), None)
         return str(found) if isinstance(found, bool) else found
 
     return value
@@ -47,14 +49,6 @@ def _parameters(profile: Profile) -> Value:
 
 def _dtypes(profile: Profile) -> Value:
     return ", ".join(sorted({dtype for model in profile.program.models for dtype in model.dtypes})) or None
-
-
-def _ddp(name: str) -> Callable[[Profile], Value]:
-    def value(profile: Profile) -> Value:
-        found = getattr(profile.program.ddp[0], name) if profile.program.ddp else None
-        return str(found) if isinstance(found, bool) else found
-
-    return value
 
 
 def _event(kind: str) -> Callable[[Profile], Value]:
@@ -78,10 +72,10 @@ FACTS: dict[str, Callable[[Profile], Value]] = {
     "graph breaks": _graph_breaks,
     "operations in a forward pass": _operations,
     "samples per step": _per_step("samples"),
-    "loader workers": _loader("num_workers"),
-    "loader batch size": _loader("batch_size"),
-    "loader pin_memory": _loader("pin_memory"),
-    "loader persistent_workers": _loader("persistent_workers"),
+    "loader workers": _first("loaders", "num_workers"),
+    "loader batch size": _first("loaders", "batch_size"),
+    "loader pin_memory": _first("loaders", "pin_memory"),
+    "loader persistent_workers": _first("loaders", "persistent_workers"),
     "optimizer": _optimizer,
     "parameters": _parameters,
     "parameter types": _dtypes,
@@ -90,8 +84,8 @@ FACTS: dict[str, Callable[[Profile], Value]] = {
     "traced by": lambda profile: profile.settings.trace or "nothing",
     "bytes to the device per step": lambda profile: profile.copies.to_device_bytes,
     "bytes from the device per step": lambda profile: profile.copies.to_host_bytes,
-    "DDP find_unused_parameters": _ddp("find_unused_parameters"),
-    "DDP backward passes per step": _ddp("passes_per_step"),
+    "DDP find_unused_parameters": _first("ddp", "find_unused_parameters"),
+    "DDP backward passes per step": _first("ddp", "passes_per_step"),
     "checkpoints per 100 steps": _event("checkpoint"),
     "garbage collections per 100 steps": _event("gc"),
     "ranks": lambda profile: profile.run.world_size,

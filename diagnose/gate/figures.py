@@ -46,7 +46,8 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int, sto
     if not logs:
         return Figures(figures={})
     job = job_steps(logs)
-    startup_ns = job.first_end_ns - started_ns - stopped_ns(stops, job.first_end_ns, since_ns=started_ns)
+    first_end_ns = int(job.end_N[0])
+    startup_ns = first_end_ns - started_ns - stopped_ns(stops, first_end_ns, since_ns=started_ns)
     figures = {Metric.STARTUP: startup_ns / NS_PER_S}
     if warmup is None:
         warmup = max(MIN_WARMUP, find_warmup(job.time_N, job.compiled_N))
@@ -100,7 +101,7 @@ def _cpu_ms(logs: Sequence[RankLog], warmup: int) -> float | None:
 
 def machine_state(logs: Sequence[RankLog], warmup: int) -> MachineState:
     """Returns what else the machine of the first rank did after the warm-up, and its load now."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    load = os.getloadavg()[0]
     if not logs:
         return MachineState(load=load)
     here = [log for log in logs if log.meta.get("host") == logs[0].meta.get("host")]

@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,11 @@ def machine_facts() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cpus": _cpus(),
-        "gpus": _gpus("name"),
-        "gpu_power_limit_w": _gpus("power"),
-        "gpu_mig": _gpus("mig"),
+        "gpus": _gpus(lambda nvml, gpu: _text(nvml.nvmlDeviceGetName(gpu))),
+        "gpu_power_limit_w": _gpus(
+            lambda nvml, gpu: round(nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
+        ),
+        "gpu_mig": _gpus(lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0]),
         "torch": _minor(torch_version),
         "cuda": _minor(cuda),
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
@@ -75,7 +77,7 @@ def soft_facts() -> dict[str, Any]:
     """Returns what may differ between runs that are compared, with a warning."""
     return {
         "torch": _torch()[0],
-        "driver": next(iter(_gpus("driver")), ""),
+        "driver": next(iter(_gpus(lambda nvml, _: _text(nvml.nvmlSystemGetDriverVersion()))), ""),
         "kernel": platform.release(),
         "host": re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", platform.node()),
         "ram_gib": _ram_gib(),
@@ -220,21 +222,25 @@ def _cpus() -> float:
     return float(allowed)
 
 
-def _gpus(what: str) -> list[Any]:
-    """Returns a fact of each GPU as NVML tells it; none where there is no NVML."""
+def _gpus(ask: Callable[[Any, Any], Any]) -> list[Any]:
+    """Returns a fact of each GPU as NVML tells it; none where there is no NVML.
+
+    Args:
+        ask: Gets `pynvml` and a GPU.
+    """
     try:
         import pynvml
+
+        pynvml.nvmlInit()
     except ImportError:
         return []
-    try:
-        pynvml.nvmlInit()
     except pynvml.NVMLError:
         return []
     try:
         facts = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
-                facts.append(_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index), what))
+                facts.append(ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)))
             except pynvml.NVMLError:
                 facts.append("unknown")
         return facts
@@ -244,16 +250,8 @@ def _gpus(what: str) -> list[Any]:
         pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, handle: Any, what: str) -> Any:
-    if what == "name":
-        name = nvml.nvmlDeviceGetName(handle)
-        return name.decode() if isinstance(name, bytes) else str(name)
-    if what == "power":
-        return round(nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
-    if what == "mig":
-        return nvml.nvmlDeviceGetMigMode(handle)[0]
-    version = nvml.nvmlSystemGetDriverVersion()
-    return version.decode() if isinstance(version, bytes) else str(version)
+def _text(told: str | bytes) -> str:
+    return told.decode() if isinstance(told, bytes) else told
 
 
 def _ram_gib() -> int:

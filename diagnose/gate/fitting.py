@@ -25,7 +25,7 @@ PLANNED_PAIRS = 13
 def fitted(
     plan: RunPlan,
     rehearsals: Sequence[MeasuredRun],
-    left_s: float | None,
+    left_s: float,
     *,
     chooses: bool,
     rounds: int = PLANNED_PAIRS,
@@ -37,7 +37,7 @@ def fitted(
     Args:
         plan: That of the rehearsals.
         rehearsals: One run of each version.
-        left_s: Time for all further runs; `None` for as long as it takes.
+        left_s: Time for all further runs; infinite for as long as it takes.
         chooses: Whether the number of their steps is for us to choose.
         rounds: Runs of each version to have time for.
     """
@@ -45,11 +45,9 @@ def fitted(
     steps = plan.steps
     if chooses:
         steps = max(steps, math.ceil(MEASURED_S / min(run.step_s for run in rehearsals)))
-        if left_s is not None:
-            startup_s, step_s = (
-                sum(times)
-                for times in zip(*((run.startup_s, run.step_s) for run in rehearsals), strict=True)
-            )
+        if math.isfinite(left_s):
+            startup_s = sum(run.startup_s for run in rehearsals)
+            step_s = sum(run.step_s for run in rehearsals)
             affordable = int((left_s / rounds - startup_s) / step_s) - warmup
             steps = max(LEAST_STEPS, min(steps, affordable))
     return replace(plan, steps=steps, warmup=warmup, finds_warmup=False)

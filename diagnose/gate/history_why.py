@@ -6,8 +6,6 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from diagnose.analysis.profile import load_series
 from diagnose.core.phases import Phase
 from diagnose.core.units import NS_PER_MS, format_share
@@ -16,7 +14,7 @@ from diagnose.gate.baseline import Baseline
 from diagnose.gate.by_history import DEVIATIONS, deviation_from_line, num_in_part
 from diagnose.gate.cause import Growth, PhaseGrowth
 from diagnose.gate.result import Judgement, MeasuredRun, Reason
-from diagnose.gate.steps import MIN_STEPS, usual_cost
+from diagnose.gate.steps import usual_phases
 from diagnose.gate.why import OF_STEPS, phase_words
 
 LEAST_KNOWN = 5
@@ -28,19 +26,13 @@ def phase_times(runs: Sequence[MeasuredRun]) -> dict[Phase, float]:
 
     Of several ranks the first is read. A phase that a run did not have took no time in it.
     """
-    of_runs = []
-    for run in runs:
-        series = load_series(run.folder)
-        if len(series) < MIN_STEPS:
-            return {}
-        of_runs.append(
-            {
-                phase: float(usual_cost(np.asarray(times, float))) / NS_PER_MS
-                for phase, times in series.phase_time_ns.items()
-            }
-        )
+    of_runs = [usual_phases(load_series(run.folder)) for run in runs]
+    if not all(of_runs):
+        return {}
     phases = [phase for phase in Phase if any(phase in times for times in of_runs)]
-    return {phase: statistics.median(times.get(phase, 0.0) for times in of_runs) for phase in phases}
+    return {
+        phase: statistics.median(times.get(phase, 0.0) for times in of_runs) / NS_PER_MS for phase in phases
+    }
 
 
 def explain_by_history(

@@ -29,14 +29,14 @@ to the system in each step and is fetched again, and turns win little (`benchmar
 
 
 def take_turns(
-    processes: Sequence[subprocess.Popen[bytes]], turn_s: float = TURN_S, timeout_s: float | None = None
+    processes: Sequence[subprocess.Popen[bytes]], turn_s: float = TURN_S, timeout_s: float = math.inf
 ) -> list[Stops]:
     """Lets processes run in turn, the first one first, until all have ended; each leads a group of its own.
 
     Args:
         processes: They run when this begins.
         turn_s: How long each runs while others wait.
-        timeout_s: When to give up, all together; `None` for never.
+        timeout_s: When to give up, all together; infinite for never.
 
     Returns:
         When each was stopped.
@@ -44,7 +44,7 @@ def take_turns(
     Raises:
         subprocess.TimeoutExpired: If they do not end in time. All of them go on then.
     """
-    last = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    last = time.monotonic() + timeout_s
     away: list[list[tuple[int, int]]] = [[] for _ in processes]
     stopped_ns: dict[int, int] = {}
 

@@ -44,11 +44,6 @@ class JobSteps:
     compiled_N: npt.NDArray[np.bool_]
     note: str = ""
 
-    @property
-    def first_end_ns(self) -> int:
-        """When the first step ended."""
-        return int(self.end_N[0])
-
 
 def job_steps(logs: Sequence[RankLog]) -> JobSteps:
     """Puts the same steps of all ranks together.

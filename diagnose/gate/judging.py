@@ -19,15 +19,10 @@ def judge(pairs: Sequence[Pair], metric: Metric, max_drop: float, *, last: bool)
         `None` without such a pair. The verdict is `INCONCLUSIVE` with a reason where the pairs cannot tell,
         and without one where more of them may.
     """
-    both = [
-        (pair.base.figures[metric], pair.head.figures[metric])
-        for pair in pairs
-        if min(pair.base.figures.get(metric, 0.0), pair.head.figures.get(metric, 0.0)) > 0
-    ]
+    both = [pair for pair in pairs if has_figure(pair, metric)]
     if not both:
         return None
-    sign = -1.0 if metric.more_is_better else 1.0
-    logs = [sign * math.log(head / base) for base, head in both]
+    logs = [log_cost(pair, metric) for pair in both]
     limit = log_of(max_drop, metric)
     decision = decide(logs, limit, last=last)
     verdict = {State.PASS: Verdict.PASS, State.REGRESSION: Verdict.REGRESSION}
@@ -42,10 +37,21 @@ def judge(pairs: Sequence[Pair], metric: Metric, max_drop: float, *, last: bool)
         detectable=drop_of(decision.detectable, metric),
         p=decision.p,
         pairs=decision.pairs,
-        base=statistics.median(base for base, _ in both),
-        head=statistics.median(head for _, head in both),
+        base=statistics.median(pair.base.figures[metric] for pair in both),
+        head=statistics.median(pair.head.figures[metric] for pair in both),
         reason=_reason(decision, limit),
     )
+
+
+def has_figure(pair: Pair, metric: Metric) -> bool:
+    """Whether both runs of a pair have a metric."""
+    return min(pair.base.figures.get(metric, 0.0), pair.head.figures.get(metric, 0.0)) > 0
+
+
+def log_cost(pair: Pair, metric: Metric) -> float:
+    """Returns the logarithm of what the head's work cost over the base's, of a pair that has the metric."""
+    sign = -1.0 if metric.more_is_better else 1.0
+    return sign * math.log(pair.head.figures[metric] / pair.base.figures[metric])
 
 
 def log_of(drop: float, metric: Metric) -> float:
@@ -68,25 +74,6 @@ def why_useless(run: MeasuredRun) -> str:
             f"{MIN_STEPS} or more must be left to measure"
         )
     return ""
-
-
-def no_judgement(metric: Metric, max_drop: float, stopped: str) -> Judgement:
-    nan = math.nan
-    return Judgement(
-        metric=metric,
-        verdict=Verdict.INCONCLUSIVE,
-        max_drop=max_drop,
-        drop=nan,
-        low=nan,
-        high=nan,
-        error=nan,
-        detectable=nan,
-        p=nan,
-        pairs=0,
-        base=nan,
-        head=nan,
-        reason=stopped or f"{metric.label} could not be measured",
-    )
 
 
 def _reason(decision: Decision, limit: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -64,13 +65,13 @@ class RunPlan:
         steps: Steps to measure, after the warm-up.
         warmup: Leading steps to leave out.
         finds_warmup: Whether to look for the warm-up in the run, which then lasts a little longer.
-        timeout_s: When to give the run up; `None` for never.
+        timeout_s: When to give the run up; infinite for never.
     """
 
     steps: int = 200
     warmup: int = MIN_WARMUP
     finds_warmup: bool = False
-    timeout_s: float | None = None
+    timeout_s: float = math.inf
 
 
 class OutOfTime(Exception):
@@ -97,7 +98,7 @@ def measured_run(side: Side, name: str, folder: Path, plan: RunPlan) -> Measured
         OutOfTime: If it does not end in time. Its process is gone then.
     """
     with _started(side, name, folder, plan) as run, _in_time([run]):
-        run.process.wait(plan.timeout_s)
+        run.process.wait(plan.timeout_s if math.isfinite(plan.timeout_s) else None)
         run.ended_ns = time.perf_counter_ns()
     return run.measured()
 

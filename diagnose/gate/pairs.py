@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate.fitting import STEPS, fitted, run_s
 from diagnose.gate.in_turns import TURN_S, TURN_STEPS
-from diagnose.gate.judging import judge, no_judgement, why_useless
+from diagnose.gate.judging import judge, why_useless
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.patience import SUSPECT, hang, not_ended, time_limit
 from diagnose.gate.ranks_read import why_other_ranks
-from diagnose.gate.result import Judgement, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
+from diagnose.gate.result import Failure, Judgement, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.statistics import FEW_PAIRS, MAX_PAIRS, MIN_PAIRS
 from diagnose.gate.words import change
 
@@ -44,7 +43,7 @@ class Asked:
         max_drop: The drop that is still allowed.
         steps: Steps to measure in each run; `None` to choose.
         warmup: Leading steps to leave out; `None` to find how many.
-        budget_s: Time for all runs together; `None` for as long as it takes.
+        budget_s: Time for all runs together; infinite for as long as it takes.
         max_pairs: Pairs to make at most.
         in_turns: Whether the runs of a pair are made at once, in turns of a moment.
     """
@@ -53,7 +52,7 @@ class Asked:
     max_drop: float = 0.03
     steps: int | None = None
     warmup: int | None = None
-    budget_s: float | None = None
+    budget_s: float = math.inf
     max_pairs: int = MAX_PAIRS
     in_turns: bool = False
 
@@ -125,7 +124,12 @@ def run_pairs(
         if judgement is not None and isinstance(stop, _Useless):
             judgement = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=stopped)
     if judgement is None:
-        judgement = no_judgement(metric, asked.max_drop, stopped)
+        judgement = Judgement(
+            metric=metric,
+            verdict=Verdict.INCONCLUSIVE,
+            max_drop=asked.max_drop,
+            reason=stopped or f"{metric.label} could not be measured",
+        )
     return Paired(pairs=tuple(pairs), runs=tuple(job.runs), judgement=judgement, stopped=stopped)
 
 
@@ -147,14 +151,13 @@ class _Job:
     begun: float
     runs: list[MeasuredRun] = field(default_factory=list)
 
-    def left_s(self) -> float | None:
-        budget_s = self.asked.budget_s
-        return None if budget_s is None else budget_s - (self.clock() - self.begun)
+    def left_s(self) -> float:
+        return self.asked.budget_s - (self.clock() - self.begun)
 
     def pairs_in_time(self, usual_s: float) -> float:
         """Returns how many pairs of runs, each of which takes so long, there is time for."""
         left_s = self.left_s()
-        return math.inf if left_s is None else left_s / (2 * usual_s)
+        return left_s / (2 * usual_s) if math.isfinite(left_s) else math.inf
 
     def run(self, side: int, number: int, plan: RunPlan, usual_s: float = math.inf) -> MeasuredRun:
         """Makes a run.
@@ -196,21 +199,21 @@ class _Job:
 
     def _made(
         self,
-        make: Callable[[float | None], list[MeasuredRun]],
+        make: Callable[[float], list[MeasuredRun]],
         name: str,
         least_s: float,
         usual_s: float,
     ) -> list[MeasuredRun]:
         left_s = self.left_s()
-        if left_s is not None and left_s < least_s:
-            raise _Stopped(self._out_of_budget())
+        if left_s < least_s:
+            raise _Stopped(used_up(self.asked, len(self.runs)))
         try:
             made = make(time_limit(usual_s, left_s))
         except OutOfTime as late:
             hangs = hang(name, usual_s, left_s, late)
-            if hangs is None and left_s is not None and left_s > SUSPECT * usual_s:
+            if hangs is None and left_s > SUSPECT * usual_s:
                 raise _Useless(not_ended(name, left_s, usual_s)) from late
-            raise hangs or _Stopped(self._out_of_budget()) from late
+            raise hangs or _Stopped(used_up(self.asked, len(self.runs))) from late
         self.runs += made
         for run in made:
             useless = why_useless(run) or why_other_ranks(self.runs[0], run)
@@ -221,15 +224,11 @@ class _Job:
                 raise _Useless(useless)
         return made
 
-    def _out_of_budget(self) -> str:
-        assert self.asked.budget_s is not None
-        return used_up(self.asked.budget_s, len(self.runs))
-
 
 def never_trained(run: MeasuredRun, before: str) -> TrainingFailed:
     """Returns the exception that says of a head's run that it ended well, and did no step."""
     reason = f"no optimizer step was seen in {run.name}, where {before}"
-    return TrainingFailed(run.name, reason, exit_code=0, signal=None, last_lines=())
+    return TrainingFailed(Failure(run=run.name, reason=reason, exit_code=0))
 
 
 def counted(runs: Sequence[MeasuredRun]) -> Sequence[MeasuredRun]:
@@ -239,8 +238,6 @@ def counted(runs: Sequence[MeasuredRun]) -> Sequence[MeasuredRun]:
 
 def why_not_in_turns(run: MeasuredRun) -> str:
     """Says why a run cannot be stopped and go on as if nothing had been; empty where it can."""
-    if not hasattr(signal, "SIGSTOP"):
-        return "this system cannot stop a process for a moment"
     if run.device != "cpu":
         return f"this one uses {run.device}, which works on while the process is stopped"
     if len(run.ranks) + len(run.missing_ranks) > 1:
@@ -257,17 +254,16 @@ def _refuse_turns(runs: Sequence[MeasuredRun]) -> None:
 
 def too_little_time(asked: Asked, usual_s: float) -> str:
     """Says that no verdict could come of the pairs that the budget has time for."""
-    assert asked.budget_s is not None
     return (
         f"at {usual_s:.0f} s a run, not even {FEW_PAIRS} pairs fit into the rest of the budget of "
         f"{asked.budget_s / 60:g} min; {MIN_PAIRS} are needed to tell a small loss"
     )
 
 
-def used_up(budget_s: float, num_runs: int) -> str:
+def used_up(asked: Asked, num_runs: int) -> str:
     """Says that the budget is over, and after how many runs."""
     runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
-    return f"the budget of {budget_s / 60:g} min was used up by {runs}"
+    return f"the budget of {asked.budget_s / 60:g} min was used up by {runs}"
 
 
 def _judged_metric(metric: Metric, runs: Sequence[MeasuredRun]) -> Metric:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from diagnose.core.units import MAD_TO_SIGMA
 from diagnose.gate.statistics import hodges_lehmann
@@ -25,10 +25,8 @@ MIN_SCATTER = 0.003
 TAILS = 3.0
 """Degrees of freedom of the t distribution that pairs scatter by: a neighbour's burst is no proof."""
 
-
 MIN_GROUP = 3
 """Of two pairs, the middle is their mean, and both are equally far from it whatever they scatter by."""
-
 
 APART = 4.0
 """So many standard errors from fast, and from slow, a commit is neither. At three, a simulated search for
@@ -109,9 +107,10 @@ def updated(odds: Odds, ends: Sequence[float]) -> tuple[float, ...]:
         index: (_log_likelihood(middle / error), _log_likelihood((middle - drop) / error))
         for index, (middle, error) in _middles(odds, ends).items()
     }
-    scores = []
-    for first_slow in range(len(odds.of)):
-        scores.append(sum(slow if index >= first_slow else fast for index, (fast, slow) in weight.items()))
+    scores = [
+        sum(slow if index >= first_slow else fast for index, (fast, slow) in weight.items())
+        for first_slow in range(len(odds.of))
+    ]
     top = max(scores)
     likely = [math.exp(score - top) for score in scores]
     return tuple(value / sum(likely) for value in likely)
@@ -175,13 +174,12 @@ def search(
         try:
             log = measure(index)
         except CannotRun:
-            odds = Odds(of=odds.of, pairs=odds.pairs, skipped=odds.skipped | {index})
+            odds = replace(odds, skipped=odds.skipped | {index})
             continue
         except OutOfBudget:
             break
-        pairs = {**odds.pairs, index: (*odds.pairs.get(index, ()), log)}
-        now = Odds(of=odds.of, pairs=pairs, skipped=odds.skipped)
-        odds = Odds(of=updated(now, ends), pairs=pairs, skipped=odds.skipped)
+        odds = replace(odds, pairs={**odds.pairs, index: (*odds.pairs.get(index, ()), log)})
+        odds = replace(odds, of=updated(odds, ends))
     return odds
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -168,7 +169,7 @@ def _asked(options: dict[str, Any]) -> Asked:
         max_drop=share,
         steps=options.get("steps"),
         warmup=options.get("warmup"),
-        budget_s=None if budget is None else 60 * budget,
+        budget_s=math.inf if budget is None else 60 * budget,
     )
 
 

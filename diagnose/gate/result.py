@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -128,43 +129,31 @@ class MeasuredRun:
     notes: tuple[str, ...] = ()
 
 
-class TrainingFailed(Exception):
-    """The command that was to be measured did not end well, or never trained.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How the command that was to be measured failed: it did not end well, or never trained.
 
     Attributes:
         run: Name of the run.
+        reason: What happened, in words.
         exit_code: Its exit code; `None` when a signal ended it.
         signal: The signal's number.
         last_lines: The end of what it wrote to stderr.
-        reason: What happened, in words.
     """
-
-    def __init__(
-        self,
-        run: str,
-        reason: str,
-        *,
-        exit_code: int | None,
-        signal: int | None,
-        last_lines: tuple[str, ...],
-    ) -> None:
-        super().__init__(reason)
-        self.run = run
-        self.reason = reason
-        self.exit_code = exit_code
-        self.signal = signal
-        self.last_lines = last_lines
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """How the training command failed, for the report; see `TrainingFailed`."""
 
     run: str
     reason: str
-    exit_code: int | None
-    signal: int | None
-    last_lines: tuple[str, ...]
+    exit_code: int | None = None
+    signal: int | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+class TrainingFailed(Exception):
+    """The command that was to be measured failed; `failure` says how."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,14 +167,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What all pairs say of one metric.
+    """What all pairs say of one metric. What they do not tell is not a number.
 
     Attributes:
         drop: By what part the head is worse; below 0 it is better.
-        low: Lower end of the drop's 95 % interval; likewise `high`. Not a number where too few pairs, or
-            jobs, were measured to know their scatter.
-        error: Standard error of the drop; not a number likewise.
-        detectable: The drop that as many such pairs find in 95 of 100 cases; not a number likewise.
+        low: Lower end of the drop's 95 % interval; likewise `high`. It takes enough pairs, or jobs, to know
+            their scatter.
+        error: Standard error of the drop; likewise.
+        detectable: The drop that as many such pairs find in 95 of 100 cases; likewise.
         p: How often pairs of identical programs would look this much worse.
         base: Median over base's runs; likewise `head`.
         reason: Why there is no verdict; empty where there is one.
@@ -195,15 +184,15 @@ class Judgement:
     metric: Metric
     verdict: Verdict
     max_drop: float
-    drop: float
-    low: float
-    high: float
-    error: float
-    detectable: float
-    p: float
-    pairs: int
-    base: float
-    head: float
+    drop: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    error: float = math.nan
+    detectable: float = math.nan
+    p: float = math.nan
+    pairs: int = 0
+    base: float = math.nan
+    head: float = math.nan
     reason: str = ""
     against: str = ""
 
@@ -225,6 +214,11 @@ class Reason:
     file: str = ""
     line: int = 0
     lost_share: float | None = None
+
+    @property
+    def place(self) -> str:
+        """Its file and line, to put before its text; empty where no file is to blame."""
+        return f"{self.file}:{self.line}: " if self.file else ""
 
     @property
     def is_blamed(self) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.analysis.compare import StepSeries
+from diagnose.core.phases import Phase
+
 Vector = npt.NDArray[np.float64]
 
 MIN_WARMUP = 20
@@ -78,3 +81,11 @@ def usual_cost(costs: Vector) -> Vector:
     most = np.quantile(costs, 1 - LONGEST, axis=-1, keepdims=True)
     mean: Vector = np.minimum(costs, most).mean(axis=-1)
     return mean
+
+
+def usual_phases(series: StepSeries) -> dict[Phase, float]:
+    """Returns the nanoseconds that each phase usually takes; nothing of a run of too few steps."""
+    if len(series) < MIN_STEPS:
+        return {}
+    times = series.phase_time_ns.items()
+    return {phase: float(usual_cost(np.asarray(time_N, float))) for phase, time_N in times}

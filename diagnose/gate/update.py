@@ -46,9 +46,9 @@ def record_job(
     try:
         with sigterm_unwinds():
             stopped = measure_job(side, asked, folder, Plumbing(measure=measure, progress=progress), runs)
-    except TrainingFailed as failure:
-        lines = "\n".join(failure.last_lines)
-        raise DiagnoseError(f"baseline: nothing is recorded: {failure.reason}.\n{lines}") from failure
+    except TrainingFailed as error:
+        lines = "\n".join(error.failure.last_lines)
+        raise DiagnoseError(f"baseline: nothing is recorded: {error}.\n{lines}") from error
     if stopped:
         raise DiagnoseError(f"baseline: nothing is recorded: {stopped}.")
     fingerprint = fingerprint_of(runs[-1].folder, command)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from diagnose.analysis.profile import load_profile, load_series, profile_of, read_logs
 from diagnose.core.profile import Profile
@@ -15,7 +14,7 @@ from diagnose.gate.attribution import Runs, attribute
 from diagnose.gate.cause import Growth, Kind, LineGrowth, NewFinding, PhaseGrowth, Why
 from diagnose.gate.rank_to_blame import rank_to_blame
 from diagnose.gate.result import GateResult, MeasuredRun, Metric, Pair, Reason, Side
-from diagnose.gate.steps import MIN_STEPS, usual_cost
+from diagnose.gate.steps import usual_phases
 from diagnose.gate.worktrees import renamed_files
 from diagnose.rules import diagnosed
 from diagnose.store.runs import read_manifest
@@ -87,13 +86,8 @@ def _runs(runs: list[MeasuredRun], metric: Metric, rank: int | None) -> Runs:
 def _as_judged(run: Path, metric: Metric, rank: int | None) -> Profile:
     """Reads a run. Its phases take what they usually take, as the step that was judged, stalls left out."""
     profile = diagnosed(load_profile(run) if rank is None else _as_seen_by(rank, run))
-    series = load_series(run, rank)
-    if metric is Metric.MEAN_SAMPLES_PER_S or len(series) < MIN_STEPS:
-        return profile
-    usual = {
-        phase: float(usual_cost(np.asarray(times, float))) for phase, times in series.phase_time_ns.items()
-    }
-    return replace(profile, phase_time_ns=usual)
+    usual = {} if metric is Metric.MEAN_SAMPLES_PER_S else usual_phases(load_series(run, rank))
+    return replace(profile, phase_time_ns=usual) if usual else profile
 
 
 def _as_seen_by(rank: int, run: Path) -> Profile:
@@ -175,8 +169,7 @@ def _of_line(line: LineGrowth, why: Why) -> Reason:
     return Reason(
         kind="line",
         text=f"{_code(line)}took {interval(line.growth)} longer {per}; {origin}{_purpose(line)}",
-        file=_place(line.file),
-        line=line.line if _place(line.file) else 0,
+        **_at(line),
         lost_share=None if line.in_worker else line.growth.ns / why.step.ns,
     )
 
@@ -190,8 +183,7 @@ def _of_hot_line(line: LineGrowth, why: Why) -> Reason:
     return Reason(
         kind="diff" if line.in_diff else "event",
         text=f"{_code(line)}{what}: takes {where}{_purpose(line)}",
-        file=_place(line.file),
-        line=line.line if _place(line.file) else 0,
+        **_at(line),
     )
 
 
@@ -201,20 +193,23 @@ def _of_finding(finding: NewFinding) -> Reason:
     return Reason(
         kind="finding",
         text=f"new fault {finding.rule}: {finding.summary} ({counts})",
-        file=_place(finding.file),
-        line=finding.line if _place(finding.file) else 0,
+        **_at(finding),
     )
 
 
 def _code(line: LineGrowth) -> str:
     """Returns the line's source, so that the sentence makes sense without the file."""
-    place = "" if _place(line.file) else f"{line.file}:{line.line} "
+    place = "" if _is_inside(line.file) else f"{line.file}:{line.line} "
     return f"{place}`{line.text}` in {line.function} " if line.text else f"{place}{line.function} "
 
 
-def _place(file: str) -> str:
-    """Returns a path that an annotation can point to: one in the repository."""
-    return "" if Path(file).is_absolute() or file.startswith("<") else file
+def _at(what: LineGrowth | NewFinding) -> dict[str, Any]:
+    """Returns the place of a reason; none outside of the repository, where no annotation can point."""
+    return {"file": what.file, "line": what.line} if _is_inside(what.file) else {}
+
+
+def _is_inside(file: str) -> bool:
+    return file != "" and not Path(file).is_absolute() and not file.startswith("<")
 
 
 def _purpose(line: LineGrowth) -> str:

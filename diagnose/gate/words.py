@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 from diagnose.core.units import format_bytes, format_rate
 from diagnose.gate.result import GateResult, Judgement, Metric, Verdict
 from diagnose.gate.statistics import MIN_PAIRS
+from diagnose.report import Terminal
+from diagnose.report._wording import printable
 
 
 def headline(result: GateResult) -> str:
@@ -18,6 +21,21 @@ def headline(result: GateResult) -> str:
         cause = result.causes[0] if result.causes else "nothing was measured"
         return f"{result.verdict.label}: {cause}"
     return f"{result.verdict.label}: {change(judgement)}; allowed: {format_percent(judgement.max_drop)}"
+
+
+def rows(result: GateResult) -> list[tuple[str, str]]:
+    """Returns the rest of what is to be said, a name and a text each. Names may have a colon."""
+    judgement = result.judgement
+    found = [("versions", version_words(result))]
+    if judgement is not None and judgement.pairs:
+        found.append((judgement.metric.label, figures(judgement)))
+        found.append(("certainty", sensitivity(judgement)))
+    for each in result.beside:
+        if each.pairs:
+            found.append((f"beside: {each.metric.label}", f"{change(each)}: {within(each)}"))
+    found += [("because", cause) for cause in result.causes if cause not in headline(result)]
+    found += [("to do", result.advice)] if result.advice else []
+    return found + [("note", note) for note in result.notes]
 
 
 def change(judgement: Judgement) -> str:
@@ -68,11 +86,6 @@ def sensitivity(judgement: Judgement) -> str:
     return f"{number}; a drop of {format_percent(judgement.detectable)} would be found in 95 of 100 cases"
 
 
-def judged_beside(judgement: Judgement) -> str:
-    """Returns what another metric says, with its own verdict."""
-    return f"{change(judgement)}: {within(judgement)}"
-
-
 def within(judgement: Judgement) -> str:
     """Returns a metric's own verdict, of which the gate's may be another."""
     words = {Verdict.PASS: "within the limit", Verdict.REGRESSION: "beyond the limit"}
@@ -88,3 +101,22 @@ def version_words(result: GateResult) -> str:
     """Returns which versions were compared: `main (1a2b3c4d) and HEAD (5e6f7a8b)`."""
     names = [f"{side.name} ({side.commit[:8]})" if side.commit else side.name for side in result.sides]
     return " and ".join(names)
+
+
+def wrapped(text: str, terminal: Terminal, first: str = "", *, hanging: str = "    ") -> list[str]:
+    """Returns the lines of a text, harmless in a terminal.
+
+    Args:
+        text: The text.
+        terminal: Where it goes.
+        first: What the first line begins with; the others begin as far to the right.
+        hanging: What the others begin with where the first begins with nothing.
+    """
+    return textwrap.wrap(
+        printable(" ".join(text.split())),
+        width=terminal.width,
+        initial_indent=first,
+        subsequent_indent=" " * len(first) or hanging,
+        break_on_hyphens=False,
+        break_long_words=False,
+    ) or [first.rstrip()]

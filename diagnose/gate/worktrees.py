@@ -86,7 +86,7 @@ def refuse_working_copy(repository: Path, command: Sequence[str]) -> None:
 def parse_range(text: str) -> tuple[str, str]:
     """Returns the two names in `BASE..HEAD`; an empty one is HEAD, as git has it.
 
-    `BASE...HEAD` is not a pair of commits but the point where they parted; see `resolve`.
+    `BASE...HEAD` is not a pair of commits but the point where they parted; see `resolve_range`.
 
     Raises:
         DiagnoseError: If it is not such a pair.
@@ -255,27 +255,6 @@ def _remove_if_dead(place: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
     finally:
         os.close(lock)
-
-
-def moved_path(variable: str, repository: Path, root: Path) -> str:
-    """Returns a list of folders, such as PYTHONPATH, with those in the repository moved to a worktree."""
-    entries = variable.split(os.pathsep)
-    return os.pathsep.join(_moved(entry, repository.resolve(), root) if entry else "" for entry in entries)
-
-
-def _moved(entry: str, top: Path, root: Path) -> str:
-    """Moves what lies in the repository, by whatever links its name leads there.
-
-    Links within the repository are left: the worktree has its own.
-    """
-    absolute = Path(entry).absolute()
-    if ".." in absolute.parts:
-        absolute = absolute.resolve()
-    for outer in (*reversed(absolute.parents), absolute):
-        real = outer.resolve()
-        if real.is_relative_to(top):
-            return str(root / real.relative_to(top) / absolute.relative_to(outer))
-    return entry if os.path.isabs(entry) else str(absolute)  # the run begins in another folder
 
 
 def git(folder: Path, *arguments: str) -> str:

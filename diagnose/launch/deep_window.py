@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from diagnose.core.deep_window import KIND
 from diagnose.hooks._cuda import index_of
 from diagnose.launch import deep_window_profiler
-from diagnose.launch.deep_window_file import MAX_BYTES
 from diagnose.launch.deep_window_under_way import Asked, Window, asked_of
 from diagnose.launch.deep_window_writing import Writing
 from diagnose.launch.place import place_of
@@ -58,12 +57,9 @@ class DeepWindows:
         recorder: Tells where steps end; gets the events.
         folder: The run's folder.
         option: What `--deep-window` says; empty where it was not given.
-        max_bytes: Size of a packed trace.
     """
 
-    def __init__(
-        self, recorder: Recorder, folder: Path, option: str = "", max_bytes: int = MAX_BYTES
-    ) -> None:
+    def __init__(self, recorder: Recorder, folder: Path, option: str) -> None:
         self._recorder = recorder
         self._folder = folder
         self._asks_rules = option == "auto"
@@ -71,7 +67,7 @@ class DeepWindows:
         self._asked = asked_of(option) if option and option != "auto" else None
         self._window: Window | None = None
         self._leaving: tuple[Window, str] | None = None  # undone, and why; its mode is still on
-        self._writing = Writing(recorder, folder, max_bytes)
+        self._writing = Writing(recorder, folder)
         self._tries = 0
         self._steps_before = 0
         self._boundary_ns = 0
@@ -257,7 +253,7 @@ class DeepWindows:
         begun = perf_counter_ns()
         if not window.stop_counting(self._recorder.asides):
             return  # a mode of the script's is on top of ours: at the end of the next step
-        operations = window.counted["num_operations"] if window.counted else 0
+        operations = window.num_operations
         room = shutil.disk_usage(self._folder).free
         if operations > MAX_RECORDED:
             self._undo(f"a step has {operations:,} operations, too many to record")

@@ -16,6 +16,9 @@ from torch.autograd import profiler
 from diagnose.core.deep_window import OURS
 from diagnose.hooks.base import around, replaced
 
+AUTOGRAD: Any = torch._C._autograd
+"""torch annotates but a part of it."""
+
 NSIGHT = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
 """Set by Nsight for what it starts. The driver's tracing takes one client only; a second spoils both."""
 
@@ -31,14 +34,14 @@ LEVEL = "KINETO_LOG_LEVEL"
 
 def why_not() -> str:
     """Says why the profiler must not be started in this process now; empty where it may."""
-    if profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled():
+    if profiler._is_profiler_enabled or AUTOGRAD._profiler_enabled():
         return "the script's own profiler is on"
     present = [name for name in NSIGHT if os.environ.get(name)]
     if present:
         return f"another profiler is there ({present[0]} is set)"
     if os.environ.get("KINETO_USE_DAEMON") or os.environ.get(LEVEL):
         return "KINETO_USE_DAEMON or KINETO_LOG_LEVEL is set: somebody else uses torch's profiler"
-    if not torch._C._autograd.kineto_available():
+    if not AUTOGRAD.kineto_available():
         return "this torch was built without Kineto"
     if torch.cuda.is_initialized() and not _records_kernels():  # asking before would initialise it
         return "this torch was built without CUPTI: it records no kernels"
@@ -46,14 +49,13 @@ def why_not() -> str:
 
 
 def _records_kernels() -> bool:
-    return ProfilerActivity.CUDA in torch._C._autograd._supported_activities()
+    return ProfilerActivity.CUDA in AUTOGRAD._supported_activities()
 
 
 def _severity() -> Any:
     """Returns Kineto's level as a variable; `None` where its library does not show it."""
-    name = "libtorch_cpu.so" if os.name == "posix" else "torch_cpu.dll"
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         return ctypes.c_int.in_dll(library, SEVERITY)
     except (OSError, ValueError):
         return None
@@ -102,7 +104,7 @@ class Profiler:
         """Makes everything ready, a step ahead: the first time it takes long on a device."""
         self._ready = True
         with silent():
-            _begin("_prepare_profiler")(self._config, self._profile.kineto_activities)
+            AUTOGRAD._prepare_profiler(self._config, self._profile.kineto_activities)
 
     def wait(self) -> None:
         """Waits until the model's device has done what it was given: kernels that end after the recording
@@ -118,7 +120,7 @@ class Profiler:
         """Begins to record."""
         self._on = True
         with silent():
-            _begin("_enable_profiler")(self._config, self._profile.kineto_activities)
+            AUTOGRAD._enable_profiler(self._config, self._profile.kineto_activities)
         profiler._set_is_profiler_enabled(True)
 
     def stop(self) -> None:
@@ -127,7 +129,7 @@ class Profiler:
             return
         self._on = self._ready = False
         with silent():
-            self._results = torch._C._autograd._disable_profiler()
+            self._results = AUTOGRAD._disable_profiler()
         profiler._set_is_profiler_enabled(False)
 
     def abandon(self) -> None:
@@ -142,11 +144,6 @@ class Profiler:
         with silent():
             self._results.save(str(path))
         self._results = None
-
-
-def _begin(name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = getattr(torch._C._autograd, name)
-    return function
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class Window:
         seen_step: The step that began last, at `seen_ns`.
         begun_ns: When all was ready and the counting began; 0 until then.
         began_ns: When recording began.
-        counted: What was counted; `None` until then, and where it could not be.
+        counted: What was counted; `None` until then, and where it could not be. Likewise `num_operations`.
         is_told: Whether the main thread has been told to end it; the flusher's thread tells it.
         pending: What it was told to call; kept alive here.
     """
@@ -84,6 +84,7 @@ class Window:
         self.start_ns = self.stop_ns = 0
         self.why_not_counted = ""
         self.counted: dict[str, Any] | None = None
+        self.num_operations = 0
         self.is_told = False
         self.pending: Callable[..., Any] | None = None
         self._longest_ns = max(LONGEST_NS, LONGEST_STEPS * (1 + asked.num_steps) * usual_ns)
@@ -123,12 +124,11 @@ class Window:
         elif asides != self._asides:
             self.why_not_counted = "that step evaluated, saved or compiled"
         else:
-            self.counted = {**mode.as_json(), "num_operations": mode.num_operations}
+            self.counted, self.num_operations = mode.as_json(), mode.num_operations
         return True
 
     def as_json(self) -> dict[str, Any]:
         """Returns what is known of it, in the form of `core.deep_window.DeepWindow`."""
-        counted = {key: value for key, value in (self.counted or {}).items() if key != "num_operations"}
         return {
             "asked_by": self.asked.by,
             "first_step": self.first_step,
@@ -137,5 +137,5 @@ class Window:
             "stop_ns": self.stop_ns,
             "wall_ns": self.seen_ns - self.began_ns,
             "why_not_counted": self.why_not_counted,
-            "counted": counted or None,
+            "counted": self.counted,
         }

@@ -29,13 +29,11 @@ class Writing:
     Args:
         recorder: Gets the events.
         folder: The run's folder.
-        max_bytes: Size of a packed trace.
     """
 
-    def __init__(self, recorder: Recorder, folder: Path, max_bytes: int) -> None:
+    def __init__(self, recorder: Recorder, folder: Path) -> None:
         self._recorder = recorder
         self._folder = folder
-        self._max_bytes = max_bytes
         self._thread: threading.Thread | None = None
 
     @property
@@ -71,7 +69,7 @@ class Writing:
         problem, cut, size = "", False, 0
         try:
             window.profiler.save(raw)
-            cut = pack(raw, raw.with_suffix(".gz"), self._max_bytes)
+            cut = pack(raw, raw.with_suffix(".gz"))
             raw.with_suffix(".gz").replace(packed)
             size = packed.stat().st_size
         except (OSError, RuntimeError, MemoryError) as error:

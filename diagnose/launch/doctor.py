@@ -17,6 +17,9 @@ from diagnose.launch.command import why_blind
 from diagnose.store.machine import rates_folder
 from diagnose.store.writer import Writer
 
+Found = tuple[bool | None, str]
+"""As `Check` has it: `ok`, and the words."""
+
 
 def examine(root: Path) -> list[Check]:
     """Looks at everything; what cannot even be looked at says so itself.
@@ -24,62 +27,57 @@ def examine(root: Path) -> list[Check]:
     Args:
         root: Folder that runs are recorded to.
     """
-    looks: tuple[Callable[[], Check], ...] = (
-        _python,
-        _torch,
-        _device,
-        _driver,
-        _counters,
-        _sampler,
-        _cpus,
-        _perf,
-        lambda: _store(root),
-        _state,
-        _profilers,
-        _deep_windows,
-    )
-    return [look() for look in looks]
+    looks: dict[str, Callable[[], Found]] = {
+        "python": _python,
+        "torch": _torch,
+        "device": _device,
+        "driver": _driver,
+        "counters": _counters,
+        "sampler": _sampler,
+        "cpus": _cpus,
+        "perf": _perf,
+        "store": lambda: _store(root),
+        "state": _state,
+        "profilers": _profilers,
+        "deep windows": _deep_windows,
+    }
+    found = {name: look() for name, look in looks.items()}
+    return [Check(name=name, ok=ok, words=words) for name, (ok, words) in found.items()]
 
 
-def _python() -> Check:
+def _python() -> Found:
     blind = why_blind()
     version = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    return Check(name="python", ok=not blind, words=f"{version}. {blind}" if blind else version)
+    return not blind, f"{version}. {blind}" if blind else version
 
 
-def _torch() -> Check:
+def _torch() -> Found:
     try:
         import torch
     except ImportError as error:
-        words = f"cannot be imported ({error}); install it: https://pytorch.org/get-started"
-        return Check(name="torch", ok=False, words=words)
+        return False, f"cannot be imported ({error}); install it: https://pytorch.org/get-started"
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    return Check(name="torch", ok=True, words=f"torch {torch.__version__}, {built}")
+    return True, f"torch {torch.__version__}, {built}"
 
 
-def _device() -> Check:
+def _device() -> Found:
     torch = sys.modules.get("torch")
     if torch is None:
-        return Check(name="device", ok=False, words="not known without torch")
+        return False, "not known without torch"
     if not torch.cuda.is_available():
-        return Check(
-            name="device",
-            ok=None,
-            words="no CUDA device; runs are measured by the host's clock, which on a CPU is the truth",
-        )
+        return None, "no CUDA device; runs are measured by the host's clock, which on a CPU is the truth"
     found = []
     for index in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(index)
         found.append(f"{card.name}, {card.total_memory / 2**30:.0f} GiB, sm_{card.major}{card.minor}")
-    return Check(name="device", ok=True, words="; ".join(found))
+    return True, "; ".join(found)
 
 
-def _driver() -> Check:
+def _driver() -> Found:
     try:
         import pynvml
     except ImportError:
-        words = "nvidia-ml-py is missing: no clocks, power or temperature; pip install nvidia-ml-py"
-        return Check(name="driver", ok=False, words=words)
+        return False, "nvidia-ml-py is missing: no clocks, power or temperature; pip install nvidia-ml-py"
     try:
         pynvml.nvmlInit()
         try:
@@ -87,21 +85,19 @@ def _driver() -> Check:
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return Check(name="driver", ok=None, words=f"NVML answers: {error}; no clocks, power, temperature")
-    return Check(name="driver", ok=True, words=f"NVIDIA driver {version}, read through NVML")
+        return None, f"NVML answers: {error}; no clocks, power, temperature"
+    return True, f"NVIDIA driver {version}, read through NVML"
 
 
-def _counters() -> Check:
+def _counters() -> Found:
     """Running totals of the operating system."""
     wanted = ("/proc/self/schedstat", "/proc/self/io", "/proc/stat", "/proc/pressure/memory")
     missing = [path for path in wanted if not _readable(path)]
     if len(missing) == len(wanted):
-        words = "there is no procfs here: waiting for a CPU, paging and disk reads are not measured"
-        return Check(name="counters", ok=False, words=words)
+        return False, "there is no procfs here: waiting for a CPU, paging and disk reads are not measured"
     if missing:
-        words = f"{', '.join(missing)} cannot be read; what they tell is not measured"
-        return Check(name="counters", ok=False, words=words)
-    return Check(name="counters", ok=True, words="waiting for a CPU, paging and disk reads can be read")
+        return False, f"{', '.join(missing)} cannot be read; what they tell is not measured"
+    return True, "waiting for a CPU, paging and disk reads can be read"
 
 
 def _readable(path: str) -> bool:
@@ -113,45 +109,43 @@ def _readable(path: str) -> bool:
     return True
 
 
-def _sampler() -> Check:
+def _sampler() -> Found:
     if not sys.platform.startswith("linux"):
-        words = f"source lines are not sampled on {sys.platform}"
-        return Check(name="sampler", ok=False, words=words)
+        return False, f"source lines are not sampled on {sys.platform}"
     for library in (None, "librt.so.1"):
         try:
             if hasattr(ctypes.CDLL(library), "timer_create"):
-                return Check(name="sampler", ok=True, words="source lines are sampled by a kernel timer")
+                return True, "source lines are sampled by a kernel timer"
         except OSError:
             continue
-    words = "source lines are not sampled: this C library has no timer_create"
-    return Check(name="sampler", ok=False, words=words)
+    return False, "source lines are not sampled: this C library has no timer_create"
 
 
-def _cpus() -> Check:
+def _cpus() -> Found:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     words = f"{allowed} of {os.cpu_count()} CPUs may be used"
     try:
         limit = quota.read().get("quota")
     except (OSError, ValueError) as error:
-        return Check(name="cpus", ok=None, words=f"{words}; the quota cannot be read ({error})")
-    return Check(name="cpus", ok=None, words=words + (f", with a quota of {limit:g}" if limit else ""))
+        return None, f"{words}; the quota cannot be read ({error})"
+    return None, words + (f", with a quota of {limit:g}" if limit else "")
 
 
-def _perf() -> Check:
+def _perf() -> Found:
     from diagnose.gate.instructions import counting
 
     if counting(Path(os.devnull)):
-        return Check(name="perf", ok=True, words="the gate can count instructions")
+        return True, "the gate can count instructions"
     words = "no perf that counts instructions; the gate compares times alone"
     try:
         level = Path("/proc/sys/kernel/perf_event_paranoid").read_text(encoding="ascii").strip()
         words += f" (kernel.perf_event_paranoid is {level})"
     except OSError:
         pass
-    return Check(name="perf", ok=None, words=words)
+    return None, words
 
 
-def _store(root: Path) -> Check:
+def _store(root: Path) -> Found:
     """Writes a file as a run does: only a real write tells."""
     folder = root.absolute()
     while not folder.exists():
@@ -163,14 +157,14 @@ def _store(root: Path) -> Check:
             writer.close()
     except (OSError, sqlite3.Error) as error:
         words = f"{root} cannot be written ({error}); runs go to the temporary folder, or use --run-dir"
-        return Check(name="store", ok=False, words=words)
+        return False, words
     if journal == "wal":
-        return Check(name="store", ok=True, words=f"{root} takes a write-ahead log: kill -9 costs 0.5 s")
+        return True, f"{root} takes a write-ahead log: kill -9 costs 0.5 s"
     words = f"{root} is on a file system without a write-ahead log: reading a run may delay its records"
-    return Check(name="store", ok=False, words=words)
+    return False, words
 
 
-def _state() -> Check:
+def _state() -> Found:
     folder = rates_folder().parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -178,11 +172,11 @@ def _state() -> Check:
             pass
     except OSError as error:
         words = f"{folder} cannot be written ({error.strerror}): nothing is remembered between runs"
-        return Check(name="state", ok=False, words=f"{words}; set DIAGNOSE_STATE")
-    return Check(name="state", ok=True, words=f"gains and rates are remembered in {folder}")
+        return False, f"{words}; set DIAGNOSE_STATE"
+    return True, f"gains and rates are remembered in {folder}"
 
 
-def _profilers() -> Check:
+def _profilers() -> Found:
     from diagnose.launch.deep_window_profiler import NSIGHT
 
     there = [
@@ -191,15 +185,14 @@ def _profilers() -> Check:
     if sys.gettrace() is not None or sys.getprofile() is not None:
         there.append("a tracer of Python calls")
     if there:
-        words = f"{', '.join(there)}: a run would be measured with what that costs"
-        return Check(name="profilers", ok=False, words=words)
-    return Check(name="profilers", ok=True, words="no other profiler is there")
+        return False, f"{', '.join(there)}: a run would be measured with what that costs"
+    return True, "no other profiler is there"
 
 
-def _deep_windows() -> Check:
+def _deep_windows() -> Found:
     if "torch" not in sys.modules:
-        return Check(name="deep windows", ok=False, words="not known without torch")
+        return False, "not known without torch"
     from diagnose.launch.deep_window_profiler import why_not
 
     reason = why_not()
-    return Check(name="deep windows", ok=not reason, words=reason or "torch's profiler can record steps")
+    return not reason, reason or "torch's profiler can record steps"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from diagnose.launch.beside import end_beside, start_beside
 
 LOG_FILE = "export.log"
 
@@ -23,7 +22,7 @@ class Exporting:
     """A process that exports.
 
     Attributes:
-        process: It makes its last export when its stdin is closed, so also when we are killed.
+        process: It makes its last export when it is to end.
         log: Where it writes what it says.
         names: The exporters it writes with.
     """
@@ -38,14 +37,8 @@ class Exporting:
         Args:
             quiet: Only what failed.
         """
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        try:
-            code = self.process.wait(timeout=ENDS_WITHIN_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self.process.kill()
-            self.process.wait()
+        code = end_beside(self.process, ENDS_WITHIN_S)
+        if code is None:
             return [*self._said(quiet), f"export: it took too long and was ended; see {self.log}"]
         return [*self._said(quiet), *([] if code == 0 else [f"export: failed; see {self.log}"])]
 
@@ -74,7 +67,7 @@ def check_exports(exports: Sequence[str]) -> None:
 
 
 def start_exporting(folder: Path, exports: Sequence[str]) -> Exporting:
-    """Starts the process that exports a run, in a session of its own: Ctrl-C is the script's.
+    """Starts the process that exports a run.
 
     Args:
         folder: The run's folder, absolute.
@@ -83,25 +76,7 @@ def start_exporting(folder: Path, exports: Sequence[str]) -> Exporting:
     Raises:
         OSError: If it cannot be started, or the folder takes no file.
     """
-    ours = ("DIAGNOSE_RUN", "DIAGNOSE_SUPERVISOR", "PYTHONSTARTUP")
     log = folder / LOG_FILE
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                *("-m", "diagnose", "export", str(folder), "--beside"),
-                *(part for text in exports for part in ("--to", text)),
-            ],
-            env={
-                **{key: value for key, value in os.environ.items() if key not in ours},
-                # One thread: numpy must not take the cores that the script trains on.
-                "OMP_NUM_THREADS": "1",
-                # A `wandb` folder beside the user's script is not the package.
-                "PYTHONSAFEPATH": "1",
-            },
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
+    destinations = [part for text in exports for part in ("--to", text)]
+    process = start_beside(["export", str(folder), "--beside", *destinations], log)
     return Exporting(process=process, log=log, names=tuple(text.partition("=")[0] for text in exports))

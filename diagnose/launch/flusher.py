@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from itertools import groupby
 from operator import itemgetter
@@ -147,35 +148,22 @@ class Flusher:
             (self._folder / LOST).write_text(f"{self.lost}.", encoding="utf-8")
 
     def _flush(self, *, last: bool) -> None:
-        from diagnose.hooks import _worker
         from diagnose.hooks._worker_reports import inbox
         from diagnose.store.writer import Writer
 
         if self.lost:
             return
-        recorder, log = self._recorder, self._recorder.log
+        recorder = self._recorder
         self._sampler.vary()
         if self._writer is None:
-            if not log.has_rows():
+            if not recorder.log.has_rows():
                 return  # a helper process that never finishes a step leaves no file
             rank, world_size = place_of(recorder.facts)
             restart = number_in(os.environ, "TORCHELASTIC_RESTART_COUNT") or 0
             self._writer = Writer(self._folder, rank, restart)
             self._writer.set_meta({**_facts(self._writer.journal), "rank": rank, "world_size": world_size})
         writer = self._writer
-        while rows := log.take_rows(FLUSH_STEPS):
-            writer.add_steps(rows)
-        while recorder.device is not None and (timed := recorder.device.take_rows(FLUSH_STEPS))[1]:
-            writer.add_device_steps(*timed)
-        meetings = log.meetings
-        writer.add_meetings([meetings.popleft() for _ in range(len(meetings))])
-        placed = log.placed
-        taken = [placed.popleft() for _ in range(len(placed))]
-        for step, samples in groupby(taken, key=itemgetter(0)):
-            writer.add_samples(step, [(code, _worker.frames(stack), ns) for _, code, stack, ns in samples])
-        for stack, ns, off_ns in self._sampler.take_stood():
-            writer.add_standing(_worker.frames(stack), ns, off_ns)
-        writer.add_events([recorder.events.popleft() for _ in range(len(recorder.events))])
+        self._take_records(writer)
         if last or len(recorder.met.sites) != self._sites:
             self._sites = len(recorder.met.sites)
             writer.add_sites(_resolved_sites(dict(recorder.met.sites)))
@@ -190,20 +178,7 @@ class Flusher:
             writer.add_worker(report)
         for look in list(recorder.looks.flushed):
             recorder.guarded(look)
-        state = {
-            "steps": recorder.steps,
-            "counters": {"batches": log.batches, **recorder.feed.counters},
-            "facts": dict(recorder.facts),
-            "sampler_ns": self._sampler.cost_ns,
-            "samples": self._sampler.count,
-            "flusher_ns": self._spent_ns + self._device.spent_ns,
-            "updated_unix": time.time(),
-            "finished": last,
-            **_device(recorder.facts),
-            **self._state(),
-        }
-        state["notes"] = [*state.get("notes", ()), *self._device.notes]
-        writer.set_meta({"state": state})
+        writer.set_meta({"state": self._state_now(last)})
         if last:
             error = getattr(sys, "last_value", None)
             is_ours = error is not None and id(error) != self._failed_before
@@ -211,6 +186,43 @@ class Flusher:
             writer.close()
         else:
             writer.commit()
+
+    def _take_records(self, writer: Any) -> None:
+        """Takes what the hooks have left in queues."""
+        from diagnose.hooks import _worker
+
+        recorder, log = self._recorder, self._recorder.log
+        while rows := log.take_rows(FLUSH_STEPS):
+            writer.add_steps(rows)
+        while recorder.device is not None and (timed := recorder.device.take_rows(FLUSH_STEPS))[1]:
+            writer.add_device_steps(*timed)
+        writer.add_meetings(_emptied(log.meetings))
+        for step, samples in groupby(_emptied(log.placed), key=itemgetter(0)):
+            writer.add_samples(step, [(code, _worker.frames(stack), ns) for _, code, stack, ns in samples])
+        for stack, ns, off_ns in self._sampler.take_stood():
+            writer.add_standing(_worker.frames(stack), ns, off_ns)
+        writer.add_events(_emptied(recorder.events))
+
+    def _state_now(self, last: bool) -> dict[str, Any]:
+        recorder, state = self._recorder, self._state()
+        return {
+            "steps": recorder.steps,
+            "counters": {"batches": recorder.log.batches, **recorder.feed.counters},
+            "facts": dict(recorder.facts),
+            "sampler_ns": self._sampler.cost_ns,
+            "samples": self._sampler.count,
+            "flusher_ns": self._spent_ns + self._device.spent_ns,
+            "updated_unix": time.time(),
+            "finished": last,
+            **_device(recorder.facts),
+            **state,
+            "notes": [*state.get("notes", ()), *self._device.notes],
+        }
+
+
+def _emptied(queue: deque[Any]) -> list[Any]:
+    """Takes what is in a queue that another thread goes on to fill."""
+    return [queue.popleft() for _ in range(len(queue))]
 
 
 def _facts(journal: str) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import secrets
 import shlex
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from diagnose.launch.beside import end_beside, start_beside
 from diagnose.launch.settings import is_found_by_name
 
 PORT = 8050
@@ -39,7 +39,7 @@ class Opened:
 
     Attributes:
         address: Where a browser finds it, with the token.
-        process: Its process. It ends when its stdin is closed, so also when we are killed.
+        process: Its process.
         folder: The run's folder.
     """
 
@@ -59,21 +59,14 @@ class Opened:
         """Ends it; where a page is open, once that shows how the run ended, or at Ctrl-C."""
         with contextlib.suppress(OSError):
             (self.folder / ADDRESS_FILE).unlink()
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(timeout=ENDS_WITHIN_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self.process.kill()
-            self.process.wait()
+        end_beside(self.process, ENDS_WITHIN_S)
 
 
 def open_beside(folder: Path) -> Opened:
     """Starts a dashboard for a run that is about to begin; takes connections from now on.
 
-    Imports of a second or two are made in the other process; till then a browser waits. That process is in
-    a session of its own: Ctrl-C is the script's. What it says goes to a file in the run's folder.
+    Imports of a second or two are made in the other process; till then a browser waits. What it says goes
+    to a file in the run's folder.
 
     Args:
         folder: The run's folder, absolute.
@@ -84,32 +77,16 @@ def open_beside(folder: Path) -> Opened:
     listening = listening_on(LOOPBACK, PORT, NEXT_PORTS)
     token = secrets.token_urlsafe(24)
     address = address_of(listening, LOOPBACK, f"/run/{folder.name}", token)
-    ours = ("DIAGNOSE_RUN", "DIAGNOSE_SUPERVISOR", "PYTHONSTARTUP")
-    with listening, (folder / LOG_FILE).open("wb") as log:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                *("-m", "diagnose", "dashboard"),
-                *("--run-dir", str(folder.parent)),
-                *("--socket-fd", str(listening.fileno())),
-            ],
-            env={
-                **{key: value for key, value in os.environ.items() if key not in ours},
-                TOKEN_VARIABLE: token,
-                # One thread: numpy must not take the cores that the script trains on.
-                "OMP_NUM_THREADS": "1",
-                # A `flask.py` beside the user's script is not ours to import.
-                "PYTHONSAFEPATH": "1",
-            },
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            pass_fds=(listening.fileno(),),
-            start_new_session=True,
+    with listening:
+        number = listening.fileno()
+        process = start_beside(
+            ["dashboard", "--run-dir", str(folder.parent), "--socket-fd", str(number)],
+            folder / LOG_FILE,
+            variables={TOKEN_VARIABLE: token},
+            files=(number,),
         )
-    opened = Opened(address=address, process=process, folder=folder)
     _leave_address(folder, address)
-    return opened
+    return Opened(address=address, process=process, folder=folder)
 
 
 def listening_on(host: str, port: int, others: int = 0) -> socket.socket:
@@ -145,11 +122,6 @@ def address_of(listening: socket.socket, host: str, path: str, token: str) -> st
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host.strip("[]")
     shown = f"[{name}]" if ":" in name else name
     return f"http://{shown}:{listening.getsockname()[1]}{path}?token={token}"
-
-
-def adopted_socket(number: int) -> socket.socket:
-    """Returns the socket that the parent has left open under this number."""
-    return socket.socket(fileno=number)
 
 
 def _leave_address(folder: Path, address: str) -> None:

@@ -113,7 +113,7 @@ def _facts(target: Target, settings: Settings, now: float) -> dict[str, Any]:
         "argv": list(target.arguments),
         "cwd": os.getcwd(),
         "python": sys.executable,
-        "host": os.uname().nodename if hasattr(os, "uname") else "",
+        "host": os.uname().nodename,
         "pid": os.getpid(),
         "started": datetime.fromtimestamp(now).astimezone().isoformat(timespec="seconds"),
         "started_unix": now,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.launch.command import Target, environment, why_blind
 from diagnose.launch.ending import conclude, ctrl_c_interrupts, get_ready, say, say_notes
-from diagnose.launch.exporting import Exporting, check_exports, start_exporting
+from diagnose.launch.exporting import check_exports, start_exporting
 from diagnose.launch.opened import Opened, open_beside
 from diagnose.launch.rank_choice import ALL
 from diagnose.launch.record import Record, open_record
@@ -21,6 +22,8 @@ from diagnose.launch.supervisor import Fate, supervise
 from diagnose.launch.torchrun import RanksAtWork, place_in_torchrun, place_of_node, torchrun_arguments
 from diagnose.store.runs import check_name
 from diagnose.tuner.kept import read as read_kept
+
+Started = TypeVar("Started")
 
 
 def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate:
@@ -39,19 +42,7 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
         DiagnoseError: If the script or the folder for a report is not there, or the run's name is none.
             Nothing was started then.
     """
-    target.check()
-    if settings.name is not None:
-        check_name(settings.name)
-    _check_destination("--json", settings.json)
-    _check_destination("--html", settings.html)
-    if settings.apply is not None:
-        read_kept(settings.apply)
-    check_exports(settings.export)
-    if settings.tunes and settings.ranks != ALL:
-        raise DiagnoseError(
-            f"diagnose: --ranks {settings.ranks} leaves ranks out, and they decide on a fix together.\n"
-            "Leave out --ranks, or --tune, --dry-run and --apply."
-        )
+    _check(target, settings)
     launcher = torchrun_arguments({"nproc_per_node": settings.nproc_per_node, **torchrun})
     name = settings.name or target.name
     if launcher:
@@ -64,8 +55,11 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
             record.note(doubt)
     # What goes into a file or a pipe is the script's first; only a person is told right away.
     told = sys.stderr is not None and sys.stderr.isatty()
-    opened = _open_dashboard(record, settings)
-    exporting = _start_exporting(record, settings)
+    opened = _beside(record, "the dashboard", open_beside) if settings.dashboard else None
+    exporting = None
+    if settings.export:
+        start = partial(start_exporting, exports=settings.export)
+        exporting = _beside(record, "the process that exports", start)
     if told and record.is_first:
         _tell_start(record, settings, opened)
     ranks = RanksAtWork(record.folder) if place is not None and record.folder is not None else None
@@ -92,25 +86,31 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
     return fate
 
 
-def _open_dashboard(record: Record, settings: Settings) -> Opened | None:
-    """Starts the dashboard that was asked for; a run without one is better than none."""
-    if not settings.dashboard or record.folder is None or not record.is_first:
-        return None
-    try:
-        return open_beside(record.folder)
-    except OSError as error:
-        record.note(f"the dashboard could not be started: {error}.")
-        return None
+def _check(target: Target, settings: Settings) -> None:
+    """Refuses what cannot be done, before anything is started."""
+    target.check()
+    if settings.name is not None:
+        check_name(settings.name)
+    _check_destination("--json", settings.json)
+    _check_destination("--html", settings.html)
+    if settings.apply is not None:
+        read_kept(settings.apply)
+    check_exports(settings.export)
+    if settings.tunes and settings.ranks != ALL:
+        raise DiagnoseError(
+            f"diagnose: --ranks {settings.ranks} leaves ranks out, and they decide on a fix together.\n"
+            "Leave out --ranks, or --tune, --dry-run and --apply."
+        )
 
 
-def _start_exporting(record: Record, settings: Settings) -> Exporting | None:
-    """Starts the process that exports, where that was asked for; a run without one is better than none."""
-    if not settings.export or record.folder is None or not record.is_first:
+def _beside(record: Record, what: str, start: Callable[[Path], Started]) -> Started | None:
+    """Starts what was asked for beside the run; a run without it is better than none."""
+    if record.folder is None or not record.is_first:
         return None
     try:
-        return start_exporting(record.folder, settings.export)
+        return start(record.folder)
     except OSError as error:
-        record.note(f"the process that exports could not be started: {error}.")
+        record.note(f"{what} could not be started: {error}.")
         return None
 
 

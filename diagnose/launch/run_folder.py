@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +43,7 @@ def common_folder(root: Path, name: str, late_s: float, *, is_first: bool | None
         late_s: How much earlier another host may have begun.
         is_first: Whether this is the first of all; `None` if whoever makes the folder is.
     """
-    number = 1
-    while True:
-        path = root / (name if number == 1 else f"{name}-{number}")
+    for path in _numbered(root / name):
         manifest = read_manifest(path)
         try:
             began = manifest.get("started_unix") or path.stat().st_mtime
@@ -52,7 +52,7 @@ def common_folder(root: Path, name: str, late_s: float, *, is_first: bool | None
         is_over = manifest.get("ended_unix") is not None or time.time() - began > late_s
         if not is_over and not (is_first and manifest):
             return path.name, bool(is_first)
-        number += 1
+    raise AssertionError("unreachable")
 
 
 def given_folder(path: Path, *, launched: float | None, is_restarted: bool = False) -> Path:
@@ -64,16 +64,13 @@ def given_folder(path: Path, *, launched: float | None, is_restarted: bool = Fal
             job, and is joined.
         is_restarted: Whether that is known without; the newest folder is joined.
     """
-    found, number = path, 1
-    while (ended := read_manifest(found).get("ended_unix")) is not None:
-        if launched is not None and launched < ended:
-            break
-        number += 1
-        following = path.with_name(f"{path.name}-{number}")
+    for found, following in pairwise(_numbered(path)):
+        ended = read_manifest(found).get("ended_unix")
+        if ended is None or (launched is not None and launched < ended):
+            return found
         if is_restarted and not following.exists():
-            break
-        found = following
-    return found
+            return found
+    raise AssertionError("unreachable")
 
 
 def create(root: Path, name: str, *, shared: bool = False) -> Path:
@@ -94,15 +91,17 @@ def create(root: Path, name: str, *, shared: bool = False) -> Path:
     if shared:
         (root / name).mkdir(exist_ok=True)
         return root / name
-    number = 1
-    while True:
-        path = root / (name if number == 1 else f"{name}-{number}")
-        try:
+    for path in _numbered(root / name):
+        with contextlib.suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
             return path
+    raise AssertionError("unreachable")
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """Yields a path, then those with `-2`, `-3`, ... added to its name."""
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in count(2))
 
 
 def temporary_root() -> Path:
@@ -115,10 +114,9 @@ def temporary_root() -> Path:
     """
     import tempfile  # only needed here; costs milliseconds of every start
 
-    user = os.getuid() if hasattr(os, "getuid") else "runs"
-    root = Path(tempfile.gettempdir()) / f"diagnose-{user}"
+    root = Path(tempfile.gettempdir()) / f"diagnose-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
-    if hasattr(os, "getuid") and (root.is_symlink() or root.stat().st_uid != os.getuid()):
+    if root.is_symlink() or root.stat().st_uid != os.getuid():
         raise PermissionError(13, "belongs to another user", str(root))
     return root
 
@@ -147,9 +145,7 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def has_room(folder: Path) -> bool:
-    """Whether the folder's file system takes another block; where it cannot be asked, it is taken to."""
-    if not hasattr(os, "statvfs"):
-        return True
+    """Whether the folder's file system takes another block."""
     told = os.statvfs(folder)
     free = told.f_bfree if os.geteuid() == 0 else told.f_bavail  # root may use what is kept back
     return free > 0 or not told.f_blocks

@@ -26,7 +26,6 @@ from diagnose.store.runs import rank_files, read_manifest
 
 if TYPE_CHECKING:
     from diagnose.core.profile import Profile
-    from diagnose.hooks._recorder import Recorder
     from diagnose.launch.deep_window import DeepWindows
     from diagnose.launch.tuning import LiveTuning
 
@@ -46,7 +45,7 @@ class Session:
     def __init__(self, folder: Path, *, steps: int = 0, stop_after: int = 0) -> None:
         self.folder = folder
         self.startup_ns = 0
-        self._new_recorder = functools.partial(_recorder, steps, stop_after)
+        self._limits = {"max_steps": steps, "stop_after": stop_after}
         self._hooks = ExitStack()
         self._off: list[str] = []
         self._recorder: Any = None
@@ -71,11 +70,12 @@ class Session:
         begun = time.perf_counter_ns()
         from diagnose import hooks
         from diagnose.core.plugins import discover
+        from diagnose.hooks._recorder import Recorder
         from diagnose.hooks._sampler import Sampler
         from diagnose.hooks._span_cost import calibrate
         from diagnose.hooks.base import Hook
 
-        self._recorder = self._new_recorder()
+        self._recorder = Recorder(**self._limits)
         self._recorder.on_begin = self._begin
         self._sampler = Sampler(self._recorder)
         self._flusher = Flusher(self.folder, self._recorder, self._sampler, self._state)
@@ -232,12 +232,6 @@ class Session:
         self._hooks.close()
         if self._flusher.lost:
             print(f"diagnose: {self._flusher.lost}.", file=sys.stderr, flush=True)
-
-
-def _recorder(steps: int, stop_after: int) -> Recorder:
-    from diagnose.hooks._recorder import Recorder
-
-    return Recorder(max_steps=steps, stop_after=stop_after)
 
 
 # -- the three functions of `import diagnose`

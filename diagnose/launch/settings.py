@@ -101,15 +101,13 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
     if "RANK" in environ and "LOCAL_RANK" in environ:  # of a rank; some clusters number hosts by the first
         values.pop("nproc_per_node", None)
     for key, value in command_line.items():
+        option = f"--{key.replace('_', '-')}"
         if key in LISTS:
             if value:  # typer's empty list stands for an option that was not given
-                option = f"--{key}"
                 names = [n for each in value for n in each.split(",") if n]
                 values[key] = _checked(key, value if key == "export" else names, option)
-        elif key == "deep_window" and value is not None:
-            values[key] = _checked(key, value, "--deep-window")
         elif value is not None:
-            values[key] = _checked(key, value, "--ranks") if key == "ranks" else value
+            values[key] = _checked(key, value, option) if key in ("deep_window", "ranks") else value
     settings = Settings(**values)
     if not settings.tunes:
         for key in OF_TUNING:

@@ -7,9 +7,11 @@ calling anything: numbers, names, attributes of plain objects, and sums and prod
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import linecache
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -19,6 +21,13 @@ WRAPPERS = ("enumerate", "tqdm")
 """Calls that go through their first argument."""
 
 RANGES = ("range", "trange")
+
+OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 Loops = tuple[ast.For | ast.AsyncFor | ast.While, ...]
 
@@ -159,15 +168,9 @@ def _value(frame: FrameType, node: ast.AST) -> Any:
     if isinstance(node, ast.Attribute):
         held = getattr(_value(frame, node.value), "__dict__", None)
         return held.get(node.attr) if isinstance(held, dict) else None
-    if isinstance(node, ast.BinOp):
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
         left, right = _value(frame, node.left), _value(frame, node.right)
         if type(left) is int and type(right) is int:
-            if isinstance(node.op, ast.Add):
-                return left + right
-            if isinstance(node.op, ast.Sub):
-                return left - right
-            if isinstance(node.op, ast.Mult):
-                return left * right
-            if isinstance(node.op, ast.FloorDiv) and right:
-                return left // right
+            with contextlib.suppress(ZeroDivisionError):
+                return OPERATIONS[type(node.op)](left, right)
     return None

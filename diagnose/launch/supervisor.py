@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ PASSED_ON = (
 """Signals that end a process which has not asked for them: batch systems send one or the other, for the
 script to save what it has. Those of a fault are nobody's to send."""
 
-WITH_A_KEY = {getattr(signal, name) for name in ("SIGINT", "SIGQUIT") if hasattr(signal, name)}
+WITH_A_KEY = {signal.SIGINT, signal.SIGQUIT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +63,16 @@ def supervise(
     watched = {number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
     for number in watched:
         signal.signal(number, note)
-    if hasattr(signal, "SIGCHLD"):
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it takes the child's exit code with it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it takes the child's exit code with it
     if hasattr(signal, "sigwaitinfo"):
-        with Witness(watched) as witness:
+        with contextlib.closing(Witness(watched)) as witness:
             child = subprocess.Popen(command, env=environment, close_fds=False)
             _wait_for_signals(child, watched, early, beside, witness)
     else:
         child = subprocess.Popen(command, env=environment, close_fds=False)
         _begin(beside)
         _wait_with_handlers(child, watched)
-    if child.returncode < 0 and os.name == "posix":
+    if child.returncode < 0:
         return Fate(signal=-child.returncode)
     return Fate(exit_code=child.returncode)
 
@@ -151,8 +151,6 @@ def end_as(fate: Fate) -> NoReturn:
 
 def _die_by(number: int) -> None:
     """Returns only where the signal has no effect, such as for the first process of a container."""
-    import resource  # where signals are, this is
-
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the script has left its core; ours helps nobody
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

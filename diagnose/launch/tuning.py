@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from diagnose.core.command import Command
     from diagnose.hooks._recorder import Recorder
     from diagnose.tuner.installed import Installed
-    from diagnose.tuner.world import Numerics, Snapshot
+    from diagnose.tuner.world import Numerics, Snapshot, World
 
 CALM = ("holding", "waiting", "paused", "frozen")
 """States of the controller in which no fix is tried: a deep window takes but a few steps from it."""
@@ -50,19 +50,13 @@ class LiveTuning:
     """
 
     def __init__(self, recorder: Recorder, folder: Path, asked: Mapping[str, Any]) -> None:
-        from diagnose import actions
-        from diagnose.actions.base import Action
         from diagnose.core.job import Job
-        from diagnose.core.plugins import discover
         from diagnose.core.trial import Safety
         from diagnose.launch.ranks import GlooRanks
         from diagnose.tuner.controller import Controller
-        from diagnose.tuner.diagnosis import OtherProcess
         from diagnose.tuner.kept import read
         from diagnose.tuner.loss_curve import LossCurve
-        from diagnose.tuner.pauses import Pauses
         from diagnose.tuner.policy import Policy
-        from diagnose.tuner.world import World
 
         policy = Policy(
             allowed=frozenset(map(Safety, asked["allow"])),
@@ -92,9 +86,28 @@ class LiveTuning:
             unmeasured=recorder.unmeasured,
         )
         self._commands: deque[Command] = deque()
+        world = self._world(folder)
+        self._installed.enter_context(added(recorder.looks.on_iterator, self._begins))
+        try:
+            self._controller = Controller(world, policy, reuse)
+        except BaseException:
+            self._installed.close()
+            self._ranks.close()
+            raise
+        recorder.on_boundary = self._boundary
+
+    def _world(self, folder: Path) -> World:
+        """Returns what the controller may do to this process; listens for its pauses from now on."""
+        from diagnose import actions
+        from diagnose.actions.base import Action
+        from diagnose.core.plugins import discover
+        from diagnose.tuner.diagnosis import OtherProcess
+        from diagnose.tuner.pauses import Pauses
+        from diagnose.tuner.world import World
+
         pauses = Pauses()
         self._installed.enter_context(pauses.watched())
-        world = World(
+        return World(
             job=self._job,
             actions=discover(actions, Action),
             diagnose=lambda first_step: OtherProcess(folder, first_step),
@@ -111,14 +124,6 @@ class LiveTuning:
             snapshot=self._snapshot,
             pauses=pauses,
         )
-        self._installed.enter_context(added(recorder.looks.on_iterator, self._begins))
-        try:
-            self._controller = Controller(world, policy, reuse)
-        except BaseException:
-            self._installed.close()
-            self._ranks.close()
-            raise
-        recorder.on_boundary = self._boundary
 
     def finish(self) -> None:
         """The script ends: everything is undone."""

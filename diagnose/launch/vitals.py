@@ -65,7 +65,7 @@ def read(training_thread: int) -> Readings:
     readings: Readings = {"cpu_ns": time.process_time_ns()}
     threads = {_native(thread): thread for thread in threading.enumerate()}
     training = next((native for native, thread in threads.items() if thread.ident == training_thread), None)
-    for part in (
+    parts: tuple[Callable[[], Mapping[str, Any]], ...] = (
         lambda: _training(training),
         lambda: _others(threads, training),
         lambda: {"child_cpu_ns": _children(training)},
@@ -73,20 +73,17 @@ def read(training_thread: int) -> Readings:
         _memory,
         _modes,
         quota.read,
-    ):
-        _add(readings, part)
+    )
+    for part in parts:
+        # Whatever this kernel, or container, does not tell stays away.
+        with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+            readings.update(part())
     return readings
 
 
 def _native(thread: threading.Thread) -> int | None:
     """Returns the thread's id in the kernel; a fork's main thread bears its parent's (Python 3.11)."""
     return os.getpid() if thread is threading.main_thread() else thread.native_id
-
-
-def _add(readings: Readings, part: Callable[[], Mapping[str, Any]]) -> None:
-    # Whatever this kernel, or container, does not tell stays away.
-    with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
-        readings.update(part())
 
 
 def _text(path: str, num_bytes: int = 16384) -> str:

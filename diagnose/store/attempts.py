@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import quote
+
+from diagnose.store.meta import read_meta
 
 Life = tuple[float, float]
 """When a file was begun and when it was last written, in seconds since 1970."""
@@ -69,11 +67,8 @@ def _life(path: Path, written_ns: int, log_ns: int) -> Life | None:
     """Reads when a file was begun and last written; `None` where it does not say, or that no launcher that
     restarts ranks had started the process. The times of the file are those of a copy, and only tell that it
     has to be read anew."""
-    address = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
-    asked = "SELECT key, value FROM meta WHERE key IN ('elastic', 'anchor_ns', 'state')"
     try:
-        with closing(sqlite3.connect(address, uri=True, timeout=5)) as db:
-            meta = {key: json.loads(value) for key, value in db.execute(asked)}
+        meta = read_meta(path)
         if not meta.get("elastic"):
             return None
         return meta["anchor_ns"][1] / 1e9, float(meta["state"]["updated_unix"])

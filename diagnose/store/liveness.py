@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from diagnose.core.liveness import Liveness, State
+from diagnose.store.meta import read_meta
 from diagnose.store.runs import rank_files, read_manifest
 
 CLOCKS_DIFFER_S = 2.0
@@ -59,10 +57,8 @@ def liveness(run: Path, facts: Sequence[Mapping[str, Any]] | None = None) -> Liv
 
 def _facts(path: Path) -> dict[str, Any]:
     """Reads what a rank says of itself, without its steps; nothing where the file cannot be read."""
-    address = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
     try:
-        with closing(sqlite3.connect(address, uri=True, timeout=5)) as db:
-            facts = {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM meta")}
+        facts = read_meta(path)
     except (sqlite3.DatabaseError, ValueError):
         return {}
     state = facts.pop("state", {})

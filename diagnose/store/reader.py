@@ -6,14 +6,12 @@ import contextlib
 import functools
 import io
 import json
-import os
 import sqlite3
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +19,16 @@ import numpy.typing as npt
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COLUMNS, DEVICE_COLUMNS
 from diagnose.store.format import VERSION
+from diagnose.store.meta import read_only
 
 Frame = tuple[str, int, str]
 """File, line, function."""
 
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What reading a damaged file raises; the latter when SQLite quotes the damage in its own words."""
+
+BAD_ROW = (ValueError, TypeError, LookupError, zlib.error)
+"""What parsing a damaged row raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,75 +97,51 @@ def read_rank(path: Path, *, brief_from: int | None = None) -> RankLog:
     Raises:
         DiagnoseError: If the file was written by a newer version.
     """
-    notes: list[str] = []
-    db = connect(path)
-    try:
-        version = _rows(db, "PRAGMA user_version", path, notes)
-        if version and version[0][0] > VERSION:
-            raise DiagnoseError(
-                f"{path.name}: written by a newer diagnose: format {version[0][0]}, not {VERSION}.\n"
-                "Upgrade: pip install --upgrade torch-diagnose"
-            )
-        stacks: dict[int, tuple[Frame, ...]] = dict(
-            _rows(db, "SELECT id, frames FROM stacks", path, notes, _stack)
-        )
+    with contextlib.closing(connect(path)) as db:
+        tables = _Tables(db, path.name)
+        rows = tables.rows
+        tables.refuse_newer()
+        stacks: dict[int, tuple[Frame, ...]] = dict(rows("SELECT id, frames FROM stacks", _stack))
 
         def stack_of(number: int) -> tuple[Frame, ...]:
             # Of a run under way: what was sampled since they were read may have brought new ones.
             if number not in stacks and number > (newest := max(stacks, default=0)):
-                newer = f"SELECT id, frames FROM stacks WHERE id > {newest}"
-                stacks.update(_rows(db, newer, path, notes, _stack))
+                stacks.update(rows(f"SELECT id, frames FROM stacks WHERE id > {newest}", _stack))
             return stacks[number]
 
-        meta = dict(_rows(db, "SELECT key, value FROM meta", path, notes, lambda k, v: (k, json.loads(v))))
-        # A scan is in the order of the integer primary key, the first step.
-        steps = _steps(_rows(db, "SELECT num_steps, columns FROM chunks", path, notes, _chunk))
+        def stacked(number: int, *values: int) -> tuple[Any, ...]:
+            return stack_of(number), *map(int, values)
+
+        meta = dict(rows("SELECT key, value FROM meta", lambda key, value: (key, json.loads(value))))
+        steps = _steps(tables)
+        is_brief = brief_from is not None
         return RankLog(
             path=path,
             meta=meta | meta.pop("state", {}),
             steps=steps,
-            device_steps=_device_steps(db, path, notes, len(steps)),
-            samples=_rows(
-                db,
+            device_steps=_device_steps(tables, len(steps)),
+            samples=rows(
                 "SELECT * FROM samples" if brief_from is None else _brief_samples(db, brief_from),
-                path,
-                notes,
                 lambda first, slot, stack, weight: (int(first), int(slot), stack_of(stack), int(weight)),
             ),
-            sites=_rows(db, "SELECT * FROM sites", path, notes),
-            events=_rows(
-                db,
+            sites=rows("SELECT * FROM sites"),
+            events=rows(
                 "SELECT * FROM events",
-                path,
-                notes,
                 lambda time_ns, step, kind, detail: (time_ns, step, kind, json.loads(detail)),
             ),
-            workers=_rows(db, "SELECT report FROM workers", path, notes, json.loads)
-            if brief_from is None
-            else [],
-            vitals=_rows(
-                db,
+            workers=[] if is_brief else rows("SELECT report FROM workers", json.loads),
+            vitals=rows(
                 "SELECT * FROM vitals" if brief_from is None else _brief_vitals(db, brief_from),
-                path,
-                notes,
                 lambda time_ns, step, readings: (time_ns, step, json.loads(readings)),
             ),
-            worker_samples=_rows(
-                db,
-                "SELECT * FROM worker_samples",
-                path,
-                notes,
-                lambda stack, weight: (stack_of(stack), int(weight)),
-            )
-            if brief_from is None
-            else [],
-            standing=_standing(db, path, notes, stack_of) if brief_from is None else [],
-            meetings=_meetings(db, path, notes),
-            sources=_sources(db, path, notes),
-            notes=notes,
+            worker_samples=[] if is_brief else rows("SELECT * FROM worker_samples", stacked),
+            standing=[]
+            if is_brief
+            else tables.later_rows("SELECT stack, passed_ns, off_cpu_ns FROM standing", stacked),
+            meetings=_meetings(tables),
+            sources=dict(tables.later_rows("SELECT file, text FROM sources", _source)),
+            notes=tables.notes,
         )
-    finally:
-        db.close()
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -172,40 +150,70 @@ def connect(path: Path) -> sqlite3.Connection:
     Raises:
         sqlite3.DatabaseError: If there is no such file.
     """
-    address = f"file:{quote(os.fsencode(path.absolute()))}"
-    db = sqlite3.connect(f"{address}?mode=ro", uri=True, timeout=5)
+    db = sqlite3.connect(read_only(path), uri=True, timeout=5)
     try:
         db.execute("SELECT count(*) FROM meta")
     except DAMAGE:
         # A write-ahead log needs a writable folder to be read; without one, read the file as it stands.
         db.close()
-        db = sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True)
+        db = sqlite3.connect(f"{read_only(path)}&immutable=1", uri=True)
     db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
     return db
 
 
-def _rows(
-    db: sqlite3.Connection,
-    query: str,
-    path: Path,
-    notes: list[str],
-    parse: Callable[..., Any] = lambda *row: row,
-) -> list[Any]:
-    """Runs a query and parses its rows; a damaged table gives the rows that can be read, and a note."""
-    rows: list[Any] = []
-    torn = 0
-    table = query.partition(" FROM ")[2].partition(" ")[0] or query
-    try:
-        for row in db.execute(query):
-            try:
-                rows.append(parse(*row))
-            except (ValueError, TypeError, LookupError, zlib.error):
-                torn += 1
-    except DAMAGE as error:
-        notes.append(f"{path.name}: {table} is damaged ({error}); {len(rows)} rows of it were read.")
-    if torn:
-        notes.append(f"{path.name}: {table} is damaged; {torn} of its rows are left out.")
-    return rows
+class _Tables:
+    """The tables of a rank's file, as far as they can be read.
+
+    Args:
+        db: The file.
+        name: Its name.
+
+    Attributes:
+        notes: What could not be read, in words.
+    """
+
+    def __init__(self, db: sqlite3.Connection, name: str) -> None:
+        self.notes: list[str] = []
+        self._db = db
+        self._name = name
+
+    def rows(self, query: str, parse: Callable[..., Any] = lambda *row: row) -> list[Any]:
+        """Runs a query and parses its rows; a damaged table gives the rows that can be read, and a note."""
+        rows: list[Any] = []
+        torn = 0
+        table = _table_in(query)
+        try:
+            for row in self._db.execute(query):
+                try:
+                    rows.append(parse(*row))
+                except BAD_ROW:
+                    torn += 1
+        except DAMAGE as error:
+            self.notes.append(
+                f"{self._name}: {table} is damaged ({error}); {len(rows)} rows of it were read."
+            )
+        if torn:
+            self.notes.append(f"{self._name}: {table} is damaged; {torn} of its rows are left out.")
+        return rows
+
+    def later_rows(self, query: str, parse: Callable[..., Any]) -> list[Any]:
+        """Likewise of a table that came later: files of before have none, and miss nothing."""
+        if (_table_in(query),) not in self.rows("SELECT name FROM sqlite_master"):
+            return []
+        return self.rows(query, parse)
+
+    def refuse_newer(self) -> None:
+        """Raises a `DiagnoseError` if the file was written by a newer version."""
+        version = self.rows("PRAGMA user_version")
+        if version and version[0][0] > VERSION:
+            raise DiagnoseError(
+                f"{self._name}: written by a newer diagnose: format {version[0][0]}, not {VERSION}.\n"
+                "Upgrade: pip install --upgrade torch-diagnose"
+            )
+
+
+def _table_in(query: str) -> str:
+    return query.partition(" FROM ")[2].partition(" ")[0] or query
 
 
 def _brief_samples(db: sqlite3.Connection, first_step: int) -> str:
@@ -250,39 +258,36 @@ def _frames(text: str) -> tuple[Frame, ...]:
     return tuple((str(file), int(line), str(function)) for file, line, function in json.loads(text))
 
 
-def _chunk(num_steps: int, blob: bytes) -> npt.NDArray[np.int64]:
-    return np.frombuffer(zlib.decompress(blob), dtype="<i8").reshape(len(COLUMNS), num_steps)
+def unpacked(packed: bytes, width: int, num_rows: int = -1) -> npt.NDArray[np.int64]:
+    """Returns the rows whose columns `format.pack_columns` has packed, shape `(num_rows, width)`.
+
+    Raises:
+        zlib.error, ValueError: If they are damaged, or are not as many as they should be.
+    """
+    flat: npt.NDArray[np.int64] = np.frombuffer(zlib.decompress(packed), dtype="<i8")
+    return flat.reshape(width, num_rows).T
 
 
-def _has_table(db: sqlite3.Connection, table: str, path: Path, notes: list[str]) -> bool:
-    """Files of before there was such a table have none, and miss nothing."""
-    return (table,) in _rows(db, "SELECT name FROM sqlite_master", path, notes)
+def _steps(tables: _Tables) -> npt.NDArray[np.int64]:
+    # A scan is in the order of the integer primary key, the first step.
+    chunks = tables.rows(
+        "SELECT num_steps, columns FROM chunks",
+        lambda num_steps, packed: unpacked(packed, len(COLUMNS), num_steps),
+    )
+    # Column by column in memory, as chunks are and as every analysis goes through it.
+    none = np.empty((len(COLUMNS), 0), dtype=np.int64)
+    steps: npt.NDArray[np.int64] = np.concatenate([none, *(rows.T for rows in chunks)], axis=1).T
+    return steps
 
 
-def _standing(
-    db: sqlite3.Connection, path: Path, notes: list[str], stack_of: Callable[[int], tuple[Frame, ...]]
-) -> list[tuple[tuple[Frame, ...], int, int]]:
-    if not _has_table(db, "standing", path, notes):
-        return []
-    query = "SELECT stack, passed_ns, off_cpu_ns FROM standing"
-    return _rows(db, query, path, notes, lambda stack, *ns: (stack_of(stack), *map(int, ns)))
+def _meetings(tables: _Tables) -> npt.NDArray[np.int64]:
+    # In the order of its key, likewise.
+    records = tables.later_rows("SELECT times FROM meetings", lambda packed: unpacked(packed, 2))
+    return np.concatenate([*records, np.empty((0, 2), dtype=np.int64)])
 
 
-def _meetings(db: sqlite3.Connection, path: Path, notes: list[str]) -> npt.NDArray[np.int64]:
-    if not _has_table(db, "meetings", path, notes):
-        return np.empty((0, 2), dtype=np.int64)
-    blobs = _rows(db, "SELECT times FROM meetings", path, notes, _times)  # in the order of its key
-    return np.concatenate([*blobs, np.empty((0, 2), dtype=np.int64)])
-
-
-def _sources(db: sqlite3.Connection, path: Path, notes: list[str]) -> dict[str, str]:
-    if not _has_table(db, "sources", path, notes):
-        return {}
-    return dict(_rows(db, "SELECT file, text FROM sources", path, notes, _source))
-
-
-def _source(file: str, text: bytes) -> tuple[str, str]:
-    return file, source_text(text)
+def _source(file: str, packed: bytes) -> tuple[str, str]:
+    return file, source_text(packed)
 
 
 def source_text(packed: bytes) -> str:
@@ -294,15 +299,10 @@ def source_text(packed: bytes) -> str:
     return io.TextIOWrapper(io.BytesIO(zlib.decompress(packed)), "utf-8", errors="replace").read()
 
 
-def _device_steps(
-    db: sqlite3.Connection, path: Path, notes: list[str], num_steps: int
-) -> npt.NDArray[np.int64]:
-    width = len(DEVICE_COLUMNS)
-    chunks: list[tuple[int, npt.NDArray[np.int64]]] = []
-    if _has_table(db, "device_chunks", path, notes):
-        query = "SELECT first_step, num_steps, columns FROM device_chunks"
-        chunks = _rows(db, query, path, notes, _device_chunk)
-    steps = np.zeros((num_steps if chunks else 0, width), dtype=np.int64)
+def _device_steps(tables: _Tables, num_steps: int) -> npt.NDArray[np.int64]:
+    query = "SELECT first_step, num_steps, columns FROM device_chunks"
+    chunks: list[tuple[int, npt.NDArray[np.int64]]] = tables.later_rows(query, _device_chunk)
+    steps = np.zeros((num_steps if chunks else 0, len(DEVICE_COLUMNS)), dtype=np.int64)
     steps[:, DEVICE_COLUMNS.index("holes")] = 1
     for first, rows in chunks:
         end = min(first + len(rows), num_steps)
@@ -310,20 +310,7 @@ def _device_steps(
     return steps
 
 
-def _device_chunk(first: int, num_steps: int, blob: bytes) -> tuple[int, npt.NDArray[np.int64]]:
+def _device_chunk(first: int, num_steps: int, packed: bytes) -> tuple[int, npt.NDArray[np.int64]]:
     if first < 0:
         raise ValueError(first)
-    flat: npt.NDArray[np.int64] = np.frombuffer(zlib.decompress(blob), dtype="<i8")
-    return int(first), flat.reshape(len(DEVICE_COLUMNS), num_steps).T
-
-
-def _times(blob: bytes) -> npt.NDArray[np.int64]:
-    times: npt.NDArray[np.int64] = np.frombuffer(zlib.decompress(blob), dtype="<i8").reshape(2, -1).T
-    return times
-
-
-def _steps(chunks: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    # Column by column in memory, as chunks are and as every analysis goes through it.
-    none = np.empty((len(COLUMNS), 0), dtype=np.int64)
-    steps: npt.NDArray[np.int64] = np.concatenate([none, *chunks], axis=1).T
-    return steps
+    return int(first), unpacked(packed, len(DEVICE_COLUMNS), num_steps)

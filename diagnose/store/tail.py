@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,15 +19,13 @@ import numpy.typing as npt
 
 from diagnose.core.ledger import COLUMNS, DEVICE_COLUMNS
 from diagnose.store.format import VERSION, pack_columns
-from diagnose.store.reader import DAMAGE, connect, source_text
+from diagnose.store.reader import BAD_ROW, DAMAGE, connect, source_text, unpacked
 from diagnose.store.writer import name_bytes
 
 MAX_CHUNKS = 400
 """Rows taken at a time: some ten milliseconds."""
 
 Rows = npt.NDArray[np.int64]
-
-BAD_ROW = (ValueError, TypeError, LookupError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +50,7 @@ class Chunk:
         Raises:
             zlib.error, ValueError: If they are damaged.
         """
-        flat = np.frombuffer(zlib.decompress(self.packed), dtype="<i8")
-        rows: Rows = flat.reshape(len(COLUMNS), self.num_steps).T
-        return rows
+        return unpacked(self.packed, len(COLUMNS), self.num_steps)
 
     def after(self, step: int) -> Chunk:
         """Returns those of its steps that begin with this one.
@@ -117,7 +112,7 @@ class Look:
     def num_steps(self) -> int:
         """Returns how many steps the file holds."""
         last = "SELECT first_step + num_steps FROM chunks ORDER BY first_step DESC LIMIT 1"
-        return max((int(end) for (end,) in self._read(last, ())), default=0)
+        return max((int(end) for (end,) in self._read(last)), default=0)
 
     def chunks_from(self, step: int, limit: int = MAX_CHUNKS) -> list[Chunk]:
         """Returns chunks that begin at this step or later, oldest first."""
@@ -153,11 +148,8 @@ class Look:
         return next((int(first) for (first,) in self._read(query, (step,)) if first is not None), 0)
 
     def meetings_from(self, number: int, limit: int = MAX_CHUNKS) -> list[Rows]:
-        """Returns records of backward passes from this one on, each as `RankLog` has them.
-
-        Files of before there was such a table have none, and miss nothing.
-        """
-        if not self._read("SELECT 1 FROM sqlite_master WHERE name = 'meetings'", ()):
+        """Returns records of backward passes from this one on, each as `RankLog` has them."""
+        if not self._has_table("meetings"):
             return []
         query = (
             "SELECT first, times FROM meetings WHERE first >= "
@@ -168,10 +160,8 @@ class Look:
         return [times[max(0, number - first) :] for first, times in found if first + len(times) > number]
 
     def has_device_steps(self) -> bool:
-        """Whether any step was seen by the device's clock. Files of before there was one have no table."""
-        if not self._read("SELECT 1 FROM sqlite_master WHERE name = 'device_chunks'", ()):
-            return False
-        return bool(self._read("SELECT 1 FROM device_chunks LIMIT 1", ()))
+        """Whether any step was seen by the device's clock."""
+        return self._has_table("device_chunks") and bool(self._read("SELECT 1 FROM device_chunks LIMIT 1"))
 
     def device_steps(self, first: int, last: int) -> list[tuple[int, Rows]]:
         """Returns what the device's clock tells of some steps, and of a few around them:
@@ -197,7 +187,7 @@ class Look:
 
     def spread_vitals(self, count: int) -> list[tuple[int, int, dict[str, Any]]]:
         """Returns about so many readings, evenly spread over the run, without reading the others."""
-        ends = self._read("SELECT min(time_ns), max(time_ns) FROM vitals", ())
+        ends = self._read("SELECT min(time_ns), max(time_ns) FROM vitals")
         if not ends or ends[0][0] is None:
             return []
         first, last = ends[0]
@@ -210,18 +200,19 @@ class Look:
         return [found[time_ns] for time_ns in sorted(found)]
 
     def source(self, file: str) -> str | None:
-        """Returns the text of a source file as it was while the script trained; `None` if it was not kept.
-
-        Files of before there was such a table have none, and miss nothing.
-        """
-        if not self._read("SELECT 1 FROM sqlite_master WHERE name = 'sources'", ()):
+        """Returns the text of a source file as it was during training; `None` if it was not kept."""
+        if not self._has_table("sources"):
             return None
         query = "SELECT text FROM sources WHERE file = CAST(? AS TEXT)"
         found: list[str] = self._read(query, (name_bytes(file),), source_text)
         return next(iter(found), None)
 
+    def _has_table(self, name: str) -> bool:
+        """Whether there is a table that came later: files of before have none, and miss nothing."""
+        return bool(self._read("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)))
+
     def _read(
-        self, query: str, values: tuple[Any, ...], parse: Callable[..., Any] = lambda *row: row
+        self, query: str, values: tuple[Any, ...] = (), parse: Callable[..., Any] = lambda *row: row
     ) -> list[Any]:
         rows: list[Any] = []
         if not self.has_begun:
@@ -273,14 +264,11 @@ def _chunk(first: int, num_steps: int, totals: str, packed: bytes) -> Chunk:
 
 
 def _meeting(first: int, packed: bytes) -> tuple[int, Rows]:
-    times: Rows = np.frombuffer(zlib.decompress(packed), dtype="<i8").reshape(2, -1).T
-    return int(first), times
+    return int(first), unpacked(packed, 2)
 
 
 def _device_chunk(first: int, num_steps: int, packed: bytes) -> tuple[int, Rows]:
-    flat = np.frombuffer(zlib.decompress(packed), dtype="<i8")
-    rows: Rows = flat.reshape(len(DEVICE_COLUMNS), num_steps).T
-    return int(first), rows
+    return int(first), unpacked(packed, len(DEVICE_COLUMNS), num_steps)
 
 
 def _event(number: int, time_ns: int, step: int, kind: str, detail: str) -> Event:
