@@ -57,7 +57,6 @@ def composed(
         "script": str(manifest.get("script", "")),
         "argv": tuple(map(str, manifest.get("argv") or ())),
         "started": str(manifest.get("started", "")),
-        "cwd": str(manifest.get("cwd", "")),
         "liveness": liveness,
         "words": words(folder.name, manifest, liveness, trained[0].meta if trained else {}),
         "notes": _notes(manifest, lost, liveness, tails),
@@ -87,13 +86,13 @@ def composed(
         **snapshot,
         num_steps=first.num_steps,
         device_share=seen.device_share,
-        overview=steps_of(seen.bins, overall(trained, seen), own[0], begun_ns),
-        recent=_recent(trained, seen, own[0], begun_ns),
+        overview=steps_of(seen.bins, overall(trained, seen), own[0]),
+        recent=_recent(trained, seen, own[0]),
         lateness=lateness_of(trained, own, met),
         vitals=vitals_of(first.vitals, begun_ns, (first.meta.get("facts") or {}).get("nvml") or {}),
         tuning=tuning,
         loss=loss_of(first.meta),
-        marks=marks_of(first.events, begun_ns),
+        marks=marks_of(first.events),
         control=_control(liveness, first.meta),
     )
 
@@ -121,7 +120,7 @@ def words(name: str, manifest: Mapping[str, Any], liveness: Liveness, meta: Mapp
     return in_words(Profile(run=run, status=Status.OK), liveness)
 
 
-def _recent(trained: Sequence[RankTail], seen: Seen, parts: GapParts, begun_ns: int) -> Steps:
+def _recent(trained: Sequence[RankTail], seen: Seen, parts: GapParts) -> Steps:
     """Returns the first rank's newest steps one by one, with the throughput of all ranks."""
     end = newest_end(trained, seen)
     begin = max(0, end - RECENT_STEPS)
@@ -129,7 +128,7 @@ def _recent(trained: Sequence[RankTail], seen: Seen, parts: GapParts, begun_ns: 
     rows_from = seen.num_steps - len(seen.recent)
     rows = seen.recent[max(0, begin - rows_from) : max(0, end - rows_from)]
     bins.add_rows(max(begin, rows_from), rows)
-    return steps_of(bins, recent(trained, seen, begin, end), parts, begun_ns)
+    return steps_of(bins, recent(trained, seen, begin, end), parts)
 
 
 def _damage(tail: RankTail, liveness: Liveness) -> str:

@@ -131,7 +131,7 @@ class Live:
         if drawn.device_share is not None:
             with contextlib.suppress(sqlite3.DatabaseError, ValueError, OSError):
                 bins[0] = bins_by_device(tails[0].path, bins[0], first, min(last, tails[0].num_steps))
-        return steps_of(bins[0], of_bins(bins), parts[0], tails[0].begun_ns or 0)
+        return steps_of(bins[0], of_bins(bins), parts[0])
 
     @property
     def is_settled(self) -> bool:

@@ -19,7 +19,6 @@ from diagnose.core.liveness import State as Alive
 from diagnose.core.profile import Profile
 from diagnose.core.trial import Tuning
 from diagnose.core.units import format_share
-from diagnose.report._charts import Mark
 from diagnose.report._faults import gain, headline, lost, lost_share, no_fault
 from diagnose.report._wording import (
     coverage,
@@ -183,11 +182,6 @@ def _filling(snap: Snapshot) -> list[Component]:
     if not snap.num_steps or snap.filled_share >= 1:
         return []
     return [html.Span(f"history {format_share(snap.filled_share)} read", className="badge calm")]
-
-
-def marks(snap: Snapshot) -> tuple[Mark, ...]:
-    """Returns what tuning and control did, as charts draw it."""
-    return tuple(Mark(step=mark.step, label=mark.label, strong=mark.strong) for mark in snap.marks)
 
 
 def body(name: str) -> Component:

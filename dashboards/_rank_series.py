@@ -2,7 +2,7 @@
 
 Of a thousand ranks few have been asked since the last time, and all are drawn together.
 
-Legend: B is a bin, S one of the newest steps, W one of `WAITS`, C samples and tokens.
+Legend: B is a bin, S one of the newest steps, W one of `WAITS`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RankSeries:
         found: slice = self._known("filled", bins.changes, bins.filled)
         return found
 
-    def rates_BC(self, bins: Bins) -> Rates:
+    def rates_B(self, bins: Bins) -> Rates:
         """Returns what the rank does per second in each bin."""
         rates: Rates = self._known("rates", bins.changes, lambda: rates_of(bins.sums))
         return rates
@@ -48,7 +48,7 @@ class RankSeries:
         waits: Vector = self._known("waits", key, lambda: _waits_BW(bins, factor, parts))
         return waits
 
-    def recent_rates_SC(self, num_steps: int, recent: npt.NDArray[np.int64]) -> Rates:
+    def recent_rates_S(self, num_steps: int, recent: npt.NDArray[np.int64]) -> Rates:
         """Returns what the rank does per second in each of its newest steps, up to `num_steps`."""
         rates: Rates = self._known("recent rates", num_steps, lambda: rates_of(recent))
         return rates

@@ -8,7 +8,7 @@ from typing import Any
 
 from dash import html
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
-from diagnose.dashboards._look_run import body, marks, refreshed
+from diagnose.dashboards._look_run import body, refreshed
 from diagnose.dashboards._look_tuning import is_running, tuning_of, tuning_words
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
@@ -86,7 +86,7 @@ def _loss(snap: Snapshot, profile: Profile | None, tuning: Tuning) -> Component:
         return panel("Training loss", html.P(_why_no_loss(profile), className="words"))
     return panel(
         "Training loss",
-        chart(loss.curve(snap.loss, tuning, marks(snap)), height=320),
+        chart(loss.curve(snap.loss, tuning, snap.marks), height=320),
         note=loss.words(snap.loss, tuning, snap.num_steps),
     )
 

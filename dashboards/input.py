@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from dash import html
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
-from diagnose.dashboards._look_run import body, known, marks, refreshed
+from diagnose.dashboards._look_run import body, known, refreshed
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
@@ -74,7 +74,7 @@ def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
                         first=snap.overview.first,
                         width=snap.overview.width,
                         values=waits,
-                        marks=marks(snap),
+                        marks=snap.marks,
                     ),
                     height=220,
                 ),

@@ -12,7 +12,7 @@ from diagnose.dashboards._look_blocks import Component, chart, empty, panel, sho
 from diagnose.dashboards._look_control import control_of, control_panel, register
 from diagnose.dashboards._look_findings import findings
 from diagnose.dashboards._look_kpis import kpis
-from diagnose.dashboards._look_run import READING, marks, title, verdict_box
+from diagnose.dashboards._look_run import READING, title, verdict_box
 from diagnose.dashboards._look_zoom import Zoom, fields, links, zoom_of
 from diagnose.dashboards._look_zoom import register as register_zoom
 from diagnose.dashboards._parcel import Parcel, Part
@@ -159,8 +159,8 @@ class Run(Page):
             parcel = Parcel(snap.version, drawn.get("sent", {}) if drawn else None)
             parcel.must_hold(words)
             figures = {
-                "ledger": _zoomed(figure(ledger(steps, marks(snap))), zoom),
-                "throughput": _zoomed(figure(throughput(steps, marks(snap))), zoom),
+                "ledger": _zoomed(figure(ledger(steps, snap.marks)), zoom),
+                "throughput": _zoomed(figure(throughput(steps, snap.marks)), zoom),
                 "memory": figure(memory(snap)),
                 "cpus": figure(cpus(snap)),
                 "device": figure(device(snap)),

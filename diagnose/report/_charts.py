@@ -24,11 +24,13 @@ class Mark:
         step: The step, counted from 0.
         label: What happened, in a few words.
         strong: Whether it changed the run to its end, such as a fix that was kept.
+        kind: The event that it is of, such as `trial` or `command`.
     """
 
     step: int
     label: str
     strong: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
