@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import dash
 from dash import Input, Output, State, dcc, html
@@ -13,6 +13,7 @@ from diagnose.dashboards._look_blocks import Component, empty
 from diagnose.dashboards._look_tuning import is_running, tuning_of, tuning_words
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
+from diagnose.dashboards.base import Page, View
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import State as Alive
@@ -184,68 +185,66 @@ def _filling(snap: Snapshot) -> list[Component]:
     return [html.Span(f"history {format_share(snap.filled_share)} read", className="badge calm")]
 
 
-def body(name: str) -> Component:
-    """Returns the part of a page that `refreshed` fills, empty until the first tick."""
-    return html.Div(
-        [
-            dcc.Store(id=f"{name}-drawn"),
-            html.Div(READING, id=f"{name}-title"),
-            html.Div(id=f"{name}-body"),
-        ]
-    )
-
-
-def refreshed(
-    app: dash.Dash,
-    source: Source,
-    name: str,
-    heading: str,
-    draw: Callable[[Snapshot, Mapping[str, str]], Sequence[Component]],
-    key: Callable[[Snapshot], Sequence[Any]],
-) -> None:
-    """Draws the page again on a tick, but only where what it shows is no longer what it showed.
+class RunPage(Page):
+    """A page of one run, drawn again on a tick, but only where what it shows is no longer what it showed.
 
     Its title says how the run stands and follows every look at it; the body is larger and follows its key.
 
-    Args:
-        app: The app to register with.
-        source: Where snapshots come from.
-        name: The page, as the URL has it.
-        heading: The page, as its link has it.
-        draw: Makes the body of the page, for what the address asks for.
-        key: What the body depends on, beside the analysis.
+    Attributes:
+        name: The page, as the address has it.
     """
 
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output(f"{name}-title", "children"),
-        Output(f"{name}-body", "children"),
-        Output(f"{name}-drawn", "data"),
-        Input("tick", "n_intervals"),
-        Input("view", "data"),
-        State(f"{name}-drawn", "data"),
-    )
-    def refresh(_: int, view: dict[str, Any] | None, drawn: dict[str, str] | None) -> tuple[Any, Any, Any]:
-        same = (dash.no_update, dash.no_update, dash.no_update)
-        if not view or view.get("page") != name or not view.get("run"):
-            return same
-        try:
-            snap = source.run(view["run"]).snapshot()
-        except DiagnoseError as error:
-            return None, empty("This run cannot be shown", str(error)), None
-        if not snap.version:  # of a thousand ranks the first look takes a few seconds
-            return READING, None, None
-        query = view.get("query") or {}
-        analysed = (snap.analysed_steps, snap.profile is None, snap.over, snap.lost)
-        new = {
-            "title": f"{snap.id}/{snap.version}",
-            "body": _stamp((snap.id, snap.started, analysed, query, *key(snap))),
-        }
-        drawn = drawn or {}
-        if new == drawn:
-            return same
-        if new["body"] == drawn.get("body"):
-            return title(snap, heading), dash.no_update, new
-        return title(snap, heading), draw(snap, query), new
+    name: ClassVar[str]
+
+    def draw(self, snap: Snapshot, query: Mapping[str, str]) -> Sequence[Component]:
+        """Returns the body of the page, for what the address asks for."""
+        raise NotImplementedError
+
+    def key(self, snap: Snapshot) -> tuple[Any, ...]:
+        """Returns what the body depends on, beside the analysis."""
+        return ()
+
+    def layout(self, view: View, source: Source) -> Any:
+        """See `Page`: the body is empty until the first tick."""
+        return html.Div(
+            [
+                dcc.Store(id=f"{self.name}-drawn"),
+                html.Div(READING, id=f"{self.name}-title"),
+                html.Div(id=f"{self.name}-body"),
+            ]
+        )
+
+    def callbacks(self, app: Any, source: Source) -> None:
+        @app.callback(  # type: ignore[untyped-decorator]
+            Output(f"{self.name}-title", "children"),
+            Output(f"{self.name}-body", "children"),
+            Output(f"{self.name}-drawn", "data"),
+            Input("tick", "n_intervals"),
+            Input("view", "data"),
+            State(f"{self.name}-drawn", "data"),
+        )
+        def refresh(_: int, view: dict[str, Any] | None, drawn: dict[str, str] | None) -> tuple[Any, ...]:
+            same = (dash.no_update, dash.no_update, dash.no_update)
+            if not view or view.get("page") != self.name or not view.get("run"):
+                return same
+            try:
+                snap = source.run(view["run"]).snapshot()
+            except DiagnoseError as error:
+                return None, empty("This run cannot be shown", str(error)), None
+            if not snap.version:  # of a thousand ranks the first look takes a few seconds
+                return READING, None, None
+            query = view.get("query") or {}
+            analysed = (snap.analysed_steps, snap.profile is None, snap.over, snap.lost)
+            new = {
+                "title": f"{snap.id}/{snap.version}",
+                "body": _stamp((snap.id, snap.started, analysed, query, *self.key(snap))),
+            }
+            drawn = drawn or {}
+            if new == drawn:
+                return same
+            if new["body"] == drawn.get("body"):
+                return title(snap, self.title), dash.no_update, new
+            return title(snap, self.title), self.draw(snap, query), new
 
 
 def _stamp(parts: tuple[Any, ...]) -> str:

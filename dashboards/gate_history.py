@@ -30,7 +30,6 @@ class GateHistory(Page):
     of_run = False
 
     def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
         head = html.Div([html.P("Gate", className="eyebrow"), html.H1("History")], className="title")
         known = baselines_beside(source.root)
         if not known:

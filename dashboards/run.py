@@ -51,7 +51,6 @@ class Run(Page):
     follows_query = True
 
     def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
         return html.Div(
             [
                 dcc.Store(id="run-drawn"),
@@ -107,7 +106,6 @@ class Run(Page):
         )
 
     def callbacks(self, app: Any, source: Source) -> None:
-        """See `Page`."""
         register(app, source)
         register_zoom(app)
 

@@ -35,7 +35,6 @@ class Runs(Page):
     follows_query = True
 
     def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
         return html.Div(
             [
                 html.Div(
@@ -71,7 +70,6 @@ class Runs(Page):
         )
 
     def callbacks(self, app: Any, source: Source) -> None:
-        """See `Page`."""
         app.clientside_callback(
             ClientsideFunction(namespace="address", function_name="searched"),
             Output("runs-search", "value"),
