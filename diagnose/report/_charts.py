@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from diagnose.core.phases import Phase
+from diagnose.core.units import format_ms
 
 Vector = npt.NDArray[np.float64]
 
@@ -119,6 +121,17 @@ class TimeLines:
     lines: Mapping[str, Vector]
 
 
+class Bar(NamedTuple):
+    """One bar of a waterfall: where it begins and how long it is, in nanoseconds; `whole`, `better` or
+    `worse`; and its figure."""
+
+    name: str
+    start_ns: float
+    length_ns: float
+    kind: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
     """How the mean step went from one length to another, phase by phase.
@@ -136,13 +149,21 @@ class Waterfall:
     names: tuple[str, str] = ("before", "after")
 
     @property
-    def changes(self) -> list[tuple[Phase, float]]:
-        """Each phase that took time in either, with its change in nanoseconds, in a step's order."""
-        return [
-            (phase, self.after_ns.get(phase, 0.0) - self.before_ns.get(phase, 0.0))
-            for phase in Phase
-            if self.before_ns.get(phase, 0.0) or self.after_ns.get(phase, 0.0)
-        ]
+    def bars(self) -> list[Bar]:
+        """Both steps, and between them the change of each phase that took time in either, in a step's
+        order: each begins where the one before ends."""
+        level_ns = sum(self.before_ns.values())
+        bars = [Bar(self.names[0], 0.0, level_ns, "whole", format_ms(level_ns))]
+        for phase in Phase:
+            before_ns, after_ns = self.before_ns.get(phase, 0.0), self.after_ns.get(phase, 0.0)
+            if before_ns or after_ns:
+                change_ns = after_ns - before_ns
+                kind = "better" if change_ns < 0 else "worse"
+                low_ns = min(level_ns, level_ns + change_ns)
+                bars.append(Bar(phase.label, low_ns, abs(change_ns), kind, signed_ms(change_ns)))
+                level_ns += change_ns
+        end_ns = sum(self.after_ns.values())
+        return [*bars, Bar(self.names[1], 0.0, end_ns, "whole", format_ms(end_ns))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +272,13 @@ class Roofline:
 
 
 Chart = PhaseAreas | StepLine | StepLines | TimeLines | Waterfall | Gains | RankMap | Levels | Roofline
+
+
+def signed_ms(change_ns: float) -> str:
+    """Returns `+1.2 ms`, or `-1.2 ms`, or `0 ms`."""
+    if not change_ns:
+        return "0 ms"
+    return f"{'+' if change_ns > 0 else '-'}{format_ms(abs(change_ns))}"
 
 
 def cut_above(heights: Vector) -> float | None:
