@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +165,7 @@ class Training:
         profile = self.profile = diagnosed(load_profile(self.folder, alone=alone))
         if not self._quiet:
             terminal = Terminal.of(sys.stderr) if self._logger is None else Terminal()
-            self._say("\n" + end_block(profile, **asdict(terminal), command=self._command()).rstrip())
+            self._say("\n" + end_block(profile, terminal, command=self._command()).rstrip())
         if self._json is not None:
             self._json.write_text(json.dumps(to_json(profile), indent=2, allow_nan=False) + "\n", "utf-8")
         if self._html is not None:

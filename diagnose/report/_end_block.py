@@ -11,7 +11,7 @@ from diagnose.core.profile import Overhead, Profile, SourceLine
 from diagnose.core.units import format_part, format_share
 from diagnose.report._end_findings import finding_lines, one_line
 from diagnose.report._end_tuning import tuning_lines
-from diagnose.report._terminal import Terminal, display_width
+from diagnose.report._terminal import PLAIN, Terminal, display_width
 from diagnose.report._wording import (
     coverage,
     failure,
@@ -41,27 +41,17 @@ OF_WHAT_CELLS = len("of the workers")
 LABEL_CELLS = max(len(phase.label) for phase in Phase)
 
 
-def end_block(
-    profile: Profile,
-    *,
-    width: int = 80,
-    color: bool = False,
-    unicode: bool = True,
-    command: str | None = None,
-) -> str:
+def end_block(profile: Profile, terminal: Terminal = PLAIN, *, command: str | None = None) -> str:
     """Sums up a run in at most twelve lines.
 
     Args:
         profile: The run.
-        width: Columns that no line exceeds.
-        color: Whether to write ANSI colours.
-        unicode: Whether to write anything but ASCII.
+        terminal: Where they are printed.
         command: The next command to paste; without it, the one that writes this run's HTML report.
 
     Returns:
         The lines, each with its newline.
     """
-    terminal = Terminal(width=width, color=color, unicode=unicode)
     notes = [_note(profile, terminal)] if profile.notes else []
     if profile.steps.measured <= 0 or not profile.step_time_ns:
         closing = _closing(profile, terminal, command, notes)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 from diagnose.core.profile import Profile
-from diagnose.report._terminal import Terminal
+from diagnose.report._terminal import PLAIN
 from diagnose.report._wording import printable, spans
 from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, Row, Table, document
 
 BAR_CELLS = 20
 SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@$]|^[-+=])")
-BAR = Terminal()
 
 
 def to_markdown(profile: Profile) -> str:
@@ -98,4 +97,4 @@ def _table(table: Table) -> str:
 
 
 def _bar(row: Row) -> str:
-    return BAR.bar(row.share or 0.0, BAR_CELLS)
+    return PLAIN.bar(row.share or 0.0, BAR_CELLS)
