@@ -19,7 +19,7 @@ from diagnose.cli._gate import (
     own_exit_codes,
     training_command,
 )
-from diagnose.cli._output import Json, as_json, put, show
+from diagnose.cli._output import Json, answer, as_json, put, show
 from diagnose.core.errors import DiagnoseError
 
 Place = Annotated[
@@ -87,10 +87,7 @@ def show_one(
 
     path = _path(name, place or FOLDER)
     baseline = load(path)
-    if json is not None:
-        put(as_json(baseline_json(path, baseline)), json)
-    else:
-        show(baseline_text(path, baseline))
+    answer(json, baseline_json(path, baseline), baseline_text(path, baseline))
 
 
 def list_all(place: Place = None, json: Json = None) -> None:

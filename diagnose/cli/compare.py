@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diagnose.cli._output import Json, RunDir, as_json, put, root_of_runs, show
-
-WIDEST = 100
+from diagnose.cli._output import Json, RunDir, answer, root_of_runs, terminal
 
 
 def command(app: typer.Typer) -> None:
@@ -32,7 +30,7 @@ def compare(
     from diagnose.analysis.predictions import prediction
     from diagnose.analysis.profile import load_job_series, load_profile
     from diagnose.analysis.recorders import measured_otherwise
-    from diagnose.report import FaultChanges, Terminal, comparison_json, comparison_text
+    from diagnose.report import FaultChanges, comparison_json, comparison_text
     from diagnose.rules import diagnosed
     from diagnose.store.gains import note_prediction
     from diagnose.store.runs import resolve_run
@@ -49,10 +47,8 @@ def compare(
     )
     predicted = prediction(*profiles, comparison)
     faults = FaultChanges(before=profiles[0], after=profiles[1], prediction=predicted)
-    if json is not None:
-        put(as_json(comparison_json(comparison, runs, faults)), json)
-    else:
-        show(comparison_text(comparison, runs, Terminal.of(sys.stdout, widest=WIDEST), faults))
+    text = comparison_text(comparison, runs, terminal(), faults)
+    answer(json, comparison_json(comparison, runs, faults), text)
     if predicted is not None:
         try:
             note_prediction(predicted)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from diagnose.cli._output import RunDir, root_of_runs
+from diagnose.cli._output import Run, RunDir, root_of_runs
 
 
 def command(app: typer.Typer) -> None:
@@ -22,9 +22,7 @@ def export(
             help="csv, mlflow, otel, perfetto, prometheus, tensorboard or wandb; several may be given.",
         ),
     ],
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name or path of a run. [default: the newest]")
-    ] = None,
+    run: Run = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on while the run does, a few times a minute.")
     ] = False,

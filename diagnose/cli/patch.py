@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from diagnose.cli._output import RunDir, root_of_runs, show
+from diagnose.cli._output import Run, RunDir, root_of_runs, show
 from diagnose.core.errors import DiagnoseError
 
 
@@ -19,9 +18,7 @@ def command(app: typer.Typer) -> None:
 
 
 def patch(
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name or path of a run. [default: the newest]")
-    ] = None,
+    run: Run = None,
     run_dir: RunDir = None,
 ) -> None:
     """Prints what tuning kept as a diff: diagnose patch | git apply."""
