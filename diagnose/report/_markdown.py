@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 from diagnose.core.profile import Profile
 from diagnose.report._terminal import PLAIN
@@ -40,6 +41,16 @@ def code(text: str) -> str:
     fence = "`" * (longest + 1)
     pad = " " if longest else ""
     return f"{fence}{pad}{text or ' '}{pad}{fence}"
+
+
+def sections(page: str) -> list[tuple[str, str]]:
+    """Divides a page at its headings; returns each with its markdown, and first what stands before them."""
+    first, *parts = f"\n{page}".split("\n## ")
+    found = [("", first.strip())] if first.strip() else []
+    for part in parts:
+        heading, _, text = part.partition("\n")
+        found.append((heading, textwrap.dedent(text).strip()))
+    return found
 
 
 def block_markdown(block: Block) -> str:

@@ -54,7 +54,8 @@ def clean(text: str, terminal: Terminal) -> str:
     return terminal.encoded(printable(text))
 
 
-def _wrapped(text: str, terminal: Terminal, indent: str = INDENT, first: str = "") -> list[str]:
+def wrapped(text: str, terminal: Terminal, indent: str = INDENT, first: str = "") -> list[str]:
+    """Fills lines with foreign text, of which no word is cut; `first` indents the first one otherwise."""
     return textwrap.wrap(
         clean(text, terminal),
         terminal.width,
@@ -66,7 +67,7 @@ def _wrapped(text: str, terminal: Terminal, indent: str = INDENT, first: str = "
 
 
 def _paragraph(paragraph: Paragraph, terminal: Terminal) -> list[str]:
-    lines = _wrapped(paragraph.text, terminal)
+    lines = wrapped(paragraph.text, terminal)
     if paragraph.alarm:
         lines = [INDENT + terminal.paint(line[len(INDENT) :], "alarm") for line in lines]
     return [*lines, *_code_lines(paragraph.code, terminal)]
@@ -78,20 +79,18 @@ def _code_lines(code: str, terminal: Terminal) -> list[str]:
 
 def _card(card: Card, terminal: Terminal) -> list[str]:
     """The title stands out; below it, further in, what belongs to it."""
-    title = [
-        INDENT + terminal.paint(line[len(INDENT) :], "bold") for line in _wrapped(card.title, terminal)
-    ]
-    lines = [*title, *_wrapped("  ".join(card.tags), terminal, CARD_INDENT)]
+    title = [INDENT + terminal.paint(line[len(INDENT) :], "bold") for line in wrapped(card.title, terminal)]
+    lines = [*title, *wrapped("  ".join(card.tags), terminal, CARD_INDENT)]
     labels = max((len(fact.label) for fact in card.facts), default=0) + len(GAP)
     for fact in card.facts:
         text = f"{fact.value} {fact.detail}".rstrip()
         indent = CARD_INDENT + " " * labels
-        lines += _wrapped(text, terminal, indent, f"{CARD_INDENT}{fact.label:<{labels}}")
+        lines += wrapped(text, terminal, indent, f"{CARD_INDENT}{fact.label:<{labels}}")
     for point in card.points:
-        lines += _wrapped(point, terminal, CARD_INDENT + "  ", CARD_INDENT + "- ")
-    lines += _wrapped(f"To do: {card.advice}", terminal, CARD_INDENT) if card.advice else []
+        lines += wrapped(point, terminal, CARD_INDENT + "  ", CARD_INDENT + "- ")
+    lines += wrapped(f"To do: {card.advice}", terminal, CARD_INDENT) if card.advice else []
     lines += _code_lines(card.code, terminal)
-    lines += [terminal.paint(line, "dim") for line in _wrapped(card.caveat, terminal, CARD_INDENT)]
+    lines += [terminal.paint(line, "dim") for line in wrapped(card.caveat, terminal, CARD_INDENT)]
     return lines
 
 
@@ -127,7 +126,7 @@ def _table(table: Table, terminal: Terminal) -> list[str]:
         for column, width in zip(table.columns, widths, strict=not words)
     ]
     header += [table.columns[-1].title] if words and beside else []
-    lines = [*_wrapped(table.caption, terminal), terminal.paint(INDENT + GAP.join(header), "dim")]
+    lines = [*wrapped(table.caption, terminal), terminal.paint(INDENT + GAP.join(header), "dim")]
     for row, texts in zip(table.rows, cells, strict=True):
         fitted = [
             padded(terminal.shortened(text, width), width, right=column.number)
@@ -135,9 +134,9 @@ def _table(table: Table, terminal: Terminal) -> list[str]:
         ]
         line = INDENT + GAP.join(fitted)
         if words and beside:
-            lines += _wrapped(texts[-1], terminal, " " * indent, line + GAP) or [line]
+            lines += wrapped(texts[-1], terminal, " " * indent, line + GAP) or [line]
         elif words:
-            lines += [line.rstrip(), *_wrapped(texts[-1], terminal, SOURCE_INDENT)]
+            lines += [line.rstrip(), *wrapped(texts[-1], terminal, SOURCE_INDENT)]
         else:
             lines.append(line.rstrip() + _bar(row, widths, terminal))
         if row.source:
