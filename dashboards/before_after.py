@@ -93,11 +93,9 @@ def _why_no_loss(profile: Profile | None) -> str:
 
 
 def _headline(tuning: Tuning) -> list[Fact]:
-    confirmed, on = tuning.confirmation, "all"
-    if confirmed is None:
-        confirmed, on = tuning.earlier, f"the first {tuning.num_earlier}"
-    if confirmed is None or not tuning.kept:  # undone after all
+    if tuning.confirmed is None:
         return []
+    confirmed, on = tuning.confirmed
     speedup, _, interval = gain(confirmed).partition(" (")
     detail = f"{interval.rstrip(')')}; {on} on against all off"
     step_ns = (confirmed.without_ns, confirmed.with_ns)

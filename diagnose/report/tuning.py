@@ -115,29 +115,16 @@ def gain_rows(tuning: Tuning) -> tuple[GainRow, ...]:
         for trial in tuning.trials
         if trial.measured is not None
     ]
-    if not tuning.kept:
-        return tuple(rows)
-    if tuning.confirmation is not None:
-        confirmed = tuning.confirmation
-        interval = (confirmed.low, confirmed.high)
+    if tuning.confirmed is not None:
+        confirmed, of = tuning.confirmed
         together = GainRow(
-            label="all together",
+            label=f"{of.removeprefix('the ')} together",
             outcome="confirmed",
             speedup=confirmed.speedup,
-            interval=interval,
+            interval=(confirmed.low, confirmed.high),
             kept=True,
         )
         rows.append(together)
-    elif tuning.earlier is not None:
-        rows.append(
-            GainRow(
-                label=f"first {tuning.num_earlier} together",
-                outcome="confirmed",
-                speedup=tuning.earlier.speedup,
-                interval=(tuning.earlier.low, tuning.earlier.high),
-                kept=True,
-            )
-        )
     return tuple(rows)
 
 
