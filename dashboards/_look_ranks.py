@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from diagnose.dashboards._snapshot import Lateness, RankBins, Vector
 
 from diagnose.report._charts import RankMap
@@ -110,16 +109,10 @@ def map_of(
     if together > 1:
         begins = range(0, len(ranks), together)
         labels = tuple(f"{ranks[at]}-{ranks[min(at + together, len(ranks)) - 1]}" for at in begins)
-        values = np.array([_merged(values[at : at + together], highest=highest) for at in begins])
+        most = np.fmax if highest else np.fmin  # which pass over NaN
+        values = most.reduceat(values, begins)
         ranks = tuple(ranks[at] for at in begins)
     return _fitted(bins, values, ranks, labels, title, max_cells)
-
-
-def _merged(values: Vector, *, highest: bool) -> npt.NDArray[np.float64]:
-    known, none = np.isfinite(values), -np.inf if highest else np.inf
-    kept = np.where(known, values, none)
-    most = kept.max(axis=0) if highest else kept.min(axis=0)
-    return np.where(np.isfinite(most), most, np.nan)
 
 
 def _fitted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from dash import html
@@ -67,7 +68,7 @@ def _levels(entries: tuple[Entry, ...], changes: list[int]) -> list[Paragraph]:
     """Says each change of level in words."""
     edges = [0, *changes, len(entries)]
     rates = [entry.samples_per_s for entry in entries]
-    levels = [_median(rates[one:other]) for one, other in pairwise(edges)]
+    levels = [median(rates[one:other]) for one, other in pairwise(edges)]
     if not changes:
         return [Paragraph(text="No lasting change of level.")]
     return [
@@ -81,7 +82,7 @@ def _levels(entries: tuple[Entry, ...], changes: list[int]) -> list[Paragraph]:
 
 
 def _table(entries: tuple[Entry, ...], changes: list[int]) -> Table:
-    newest = list(reversed(list(enumerate(entries))))[:MAX_ROWS]
+    newest = list(enumerate(entries))[: -MAX_ROWS - 1 : -1]
     return Table(
         caption="Newest first.",
         columns=(
@@ -110,9 +111,3 @@ def _table(entries: tuple[Entry, ...], changes: list[int]) -> Table:
 
 def _name(entry: Entry) -> str:
     return entry.commit[:SHORT_HASH] or entry.when[:16]
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

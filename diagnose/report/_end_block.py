@@ -191,9 +191,7 @@ def _figures(label: str, then_ns: float, now_ns: float | None, step_ns: float) -
 
 def _source_lines(profile: Profile, terminal: Terminal) -> list[str]:
     """Returns the lines of the user's code that cost most, in table form: place, function, share."""
-    return [
-        _source_line(line, terminal) for line in most_expensive(profile.where, profile, NUM_SOURCE_LINES)
-    ]
+    return [_source_line(line, terminal) for line in most_expensive(profile, NUM_SOURCE_LINES)]
 
 
 def _source_line(line: SourceLine, terminal: Terminal) -> str:

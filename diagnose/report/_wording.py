@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Sequence
 
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RunInfo, SourceLine, Status
@@ -242,7 +241,7 @@ def explained_share(line: SourceLine, profile: Profile) -> float:
     return line.share * (profile.share(Phase.DATA_WAIT) or 0.0)
 
 
-def most_expensive(lines: Sequence[SourceLine], profile: Profile, count: int) -> list[SourceLine]:
+def most_expensive(profile: Profile, count: int) -> list[SourceLine]:
     """Returns the lines that account for most of the step, the training thread's and the workers'."""
-    costly = [line for line in lines if explained_share(line, profile) > 0]
+    costly = [line for line in profile.where if explained_share(line, profile) > 0]
     return sorted(costly, key=lambda line: -explained_share(line, profile))[:count]
