@@ -11,7 +11,7 @@ from diagnose.dashboards._device_steps import Seen
 from diagnose.dashboards._lateness import lateness_of
 from diagnose.dashboards._marks import marks_of, tuning_so_far
 from diagnose.dashboards._series import GapParts, steps_of
-from diagnose.dashboards._snapshot import Control, RankState, Snapshot, Steps
+from diagnose.dashboards._snapshot import RankState, Snapshot, Steps
 from diagnose.dashboards._tailing import RECENT_STEPS, RankTail
 from diagnose.dashboards._throughput import newest_end, overall, recent
 from diagnose.dashboards._waits import LateBins
@@ -73,7 +73,7 @@ def composed(
         ),
     }
     if not trained:
-        return Snapshot(**snapshot, control=_control(liveness, {}))
+        return Snapshot(**snapshot, refuses=_refuses(liveness, {}))
     first = trained[0]
     begun_ns = first.begun_ns or 0
     tuning = tuning_so_far(first.events, first.num_steps)
@@ -93,7 +93,7 @@ def composed(
         tuning=tuning,
         loss=loss_of(first.meta),
         marks=marks_of(first.events),
-        control=_control(liveness, first.meta),
+        refuses=_refuses(liveness, first.meta),
     )
 
 
@@ -156,10 +156,10 @@ def _notes(
     return tuple(dict.fromkeys(notes))
 
 
-def _control(liveness: Liveness, meta: Mapping[str, Any]) -> Control:
+def _refuses(liveness: Liveness, meta: Mapping[str, Any]) -> str:
+    """Says why the job takes no commands; nothing where it does."""
     if liveness.state is not State.RUNNING:
-        why = "The run has ended." if liveness.state is State.ENDED else "The run is not seen to go on."
-        return Control(words=why)
+        return "The run has ended." if liveness.state is State.ENDED else "The run is not seen to go on."
     if not meta.get(TAKES_COMMANDS):
-        return Control(words="This run takes no commands: no step of it has been recorded yet.")
-    return Control(allowed=True)
+        return "This run takes no commands: no step of it has been recorded yet."
+    return ""

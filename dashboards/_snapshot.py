@@ -116,19 +116,6 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Control:
-    """Whether the job takes commands.
-
-    Attributes:
-        allowed: Whether it does.
-        words: Why not.
-    """
-
-    allowed: bool = False
-    words: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
     """A run as it was known at one moment.
 
@@ -160,7 +147,7 @@ class Snapshot:
         analysed_steps: Steps that there were when it was.
         left_out: What the analysis leaves out, in words, such as all ranks but the first.
         analysis: `being analysed`, or why there is no profile; empty when there is a fresh one.
-        control: Whether commands can be given.
+        refuses: Why the job takes no commands; empty where it does.
     """
 
     version: int
@@ -189,4 +176,4 @@ class Snapshot:
     analysed_steps: int = 0
     left_out: str = ""
     analysis: str = ""
-    control: Control = field(default_factory=Control)
+    refuses: str = "Nothing is known of this run yet."

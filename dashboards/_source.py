@@ -169,9 +169,9 @@ class Source:
                 accepted=False,
                 words="Commands need the token: open the address that the terminal printed.",
             )
-        control = self.run(run).snapshot(COMMAND_WAITS_S).control
-        if not control.allowed:
-            return Answered(accepted=False, words=control.words)
+        why = self.run(run).snapshot(COMMAND_WAITS_S).refuses
+        if why:
+            return Answered(accepted=False, words=why)
         try:
             send(folder, Command(command=kind, argument=argument))
         except ValueError as error:
