@@ -92,7 +92,7 @@ def register(app: Any, source: Source) -> None:
         argument = {"allow": safety, "forbid": safety, "undo": action}.get(kind, "") or ""
         if kind == "undo" and not argument:
             return "Choose a fix that is in force."
-        return printable(source.command(str(view["run"]), kind, argument).words)
+        return printable(source.command(str(view["run"]), kind, argument))
 
 
 def control_of(snap: Snapshot) -> tuple[bool, list[dict[str, str]], str, list[Component]]:
