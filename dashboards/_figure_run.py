@@ -12,7 +12,7 @@ from diagnose.dashboards._snapshot import Snapshot, Steps
 from diagnose.analysis.readings import cpus_of, device_lane, memory_of
 from diagnose.core.units import format_share
 from diagnose.report import readings
-from diagnose.report._charts import Mark, PhaseAreas, StepLine, TimeLines
+from diagnose.report._charts import Mark, PhaseAreas, StepBins, StepLine, TimeLines
 from diagnose.report.phases import clocks
 
 SMALLEST_SHARE = 0.0005
@@ -23,10 +23,8 @@ def ledger(steps: Steps, marked: Sequence[Mark]) -> PhaseAreas:
     """Time per step of each phase over the steps."""
     return PhaseAreas(
         title="Time per step of each phase, stacked, over the steps; the ledger below has the figures",
-        first=steps.first,
-        width=steps.width,
+        steps=_bins(steps, marked),
         phase_ms=steps.phase_ms,
-        marks=_within(steps, marked),
     )
 
 
@@ -38,10 +36,8 @@ def throughput(steps: Steps, marked: Sequence[Mark]) -> StepLine:
     return StepLine(
         title="Throughput over the steps, with what tuning did marked",
         unit="samples/s" if known or not len(steps) else "steps/s",
-        first=steps.first,
-        width=steps.width,
+        steps=_bins(steps, marked),
         values=values,
-        marks=_within(steps, marked),
     )
 
 
@@ -75,6 +71,7 @@ def legend(steps: Steps, device_share: float | None = None) -> Component:
     return html.Div([named, html.P(clocks(device_share), className="note")])
 
 
-def _within(steps: Steps, marked: Sequence[Mark]) -> tuple[Mark, ...]:
+def _bins(steps: Steps, marked: Sequence[Mark]) -> StepBins:
     end = steps.first + steps.width * len(steps)
-    return tuple(mark for mark in marked if steps.first <= mark.step <= end)
+    within = tuple(mark for mark in marked if steps.first <= mark.step <= end)
+    return StepBins(first=steps.first, width=steps.width, marks=within)

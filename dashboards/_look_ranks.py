@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from diagnose.dashboards._snapshot import Lateness, RankBins, Vector
 
-from diagnose.report._charts import RankMap
+from diagnose.report._charts import RankMap, StepBins
 
 MAX_ROWS = 64
 """More rows a reader cannot tell apart, and a browser takes long to draw."""
@@ -126,7 +126,8 @@ def _fitted(
     width = bins.width
     while values.size > max_cells and values.shape[1] > 1:
         values, width = _halved(values), 2 * width
-    return RankMap(title=title, first=bins.first, width=width, ranks=ranks, values_ms=values, labels=labels)
+    steps = StepBins(first=bins.first, width=width)
+    return RankMap(title=title, steps=steps, ranks=ranks, values_ms=values, labels=labels)
 
 
 def _halved(values: Vector) -> Vector:

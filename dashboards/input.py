@@ -11,14 +11,14 @@ import numpy as np
 from dash import html
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
 from diagnose.dashboards._look_run import RunPage, known
-from diagnose.dashboards._snapshot import Snapshot
+from diagnose.dashboards._snapshot import Snapshot, Vector
 
 from diagnose.core.input import SlowBatch
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader
 from diagnose.core.units import format_duration, format_share
-from diagnose.report._charts import StepLine
+from diagnose.report._charts import StepBins, StepLine
 from diagnose.report._wording import short_path
 from diagnose.report.base import Column, Fact, Facts, Row, Table
 from diagnose.report.input import Input as InputSection
@@ -55,17 +55,7 @@ class InputPipeline(RunPage):
             made.append(
                 panel(
                     "Waiting for data, step by step",
-                    chart(
-                        StepLine(
-                            title="Milliseconds per step spent waiting for the next batch, over the steps",
-                            unit="ms waited per step",
-                            first=snap.overview.first,
-                            width=snap.overview.width,
-                            values=waits,
-                            marks=snap.marks,
-                        ),
-                        height=220,
-                    ),
+                    chart(_waiting(snap, waits), height=220),
                 )
             )
         section = InputSection()
@@ -83,6 +73,15 @@ class InputPipeline(RunPage):
                 empty("No DataLoader was seen", "The loop builds its batches itself; see the lines above.")
             )
         return made
+
+
+def _waiting(snap: Snapshot, waits: Vector) -> StepLine:
+    return StepLine(
+        title="Milliseconds per step spent waiting for the next batch, over the steps",
+        unit="ms waited per step",
+        steps=StepBins(first=snap.overview.first, width=snap.overview.width, marks=snap.marks),
+        values=waits,
+    )
 
 
 def _headline(profile: Profile) -> list[Fact]:

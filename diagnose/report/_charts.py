@@ -36,24 +36,35 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepBins:
+    """The steps that a chart is over, in bins that follow each other without gaps.
+
+    Attributes:
+        first: First step of the first bin, counted from 0.
+        width: Steps per bin.
+        marks: What happened on the way.
+        end: The step after the last; `None` where the last bin is full.
+    """
+
+    first: int = 0
+    width: int = 1
+    marks: tuple[Mark, ...] = ()
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseAreas:
     """Time per step of each phase over the steps, stacked to the step time.
 
     Attributes:
         title: What the chart shows, for readers who cannot see it.
-        first: First step of the first bin, counted from 0.
-        width: Steps per bin; bins follow each other without gaps.
+        steps: The steps that it is over.
         phase_ms: Mean milliseconds per step of each phase in each bin, in the order they are stacked.
-        marks: What happened on the way.
-        end: The step after the last; `None` where the last bin is full.
     """
 
     title: str
-    first: int
-    width: int
+    steps: StepBins
     phase_ms: Mapping[Phase, Vector]
-    marks: tuple[Mark, ...] = ()
-    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +74,14 @@ class StepLine:
     Attributes:
         title: What the chart shows.
         unit: Unit of `values`, as the axis names it.
-        first: First step of the first bin, counted from 0.
-        width: Steps per bin.
+        steps: The steps that it is over.
         values: One value per bin; NaN where it was not measured.
-        marks: What happened on the way.
-        end: The step after the last; `None` where the last bin is full.
     """
 
     title: str
     unit: str
-    first: int
-    width: int
+    steps: StepBins
     values: Vector
-    marks: tuple[Mark, ...] = ()
-    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,21 +91,15 @@ class StepLines:
     Attributes:
         title: What the chart shows.
         unit: Unit of the values, as the axis names it.
-        first: First step of the first bin, counted from 0.
-        width: Steps per bin.
+        steps: The steps that it is over.
         lines: Each line's name and values, one per bin; NaN where it has none.
-        marks: What happened on the way.
-        end: The step after the last; `None` where the last bin is full.
         logarithmic: Whether the axis is: of what falls by powers of ten. All values are then above 0.
     """
 
     title: str
     unit: str
-    first: int
-    width: int
+    steps: StepBins
     lines: Mapping[str, Vector]
-    marks: tuple[Mark, ...] = ()
-    end: int | None = None
     logarithmic: bool = False
 
 
@@ -201,21 +200,17 @@ class RankMap:
 
     Attributes:
         title: What the chart shows.
-        first: First step of the first bin, counted from 0.
-        width: Steps per bin.
+        steps: The steps that it is over.
         ranks: Number of each row's rank; of a row for several, the first one's.
         values_ms: Milliseconds per step, a row per rank; NaN where the rank recorded nothing.
         labels: What the rows are called; empty for `rank 3`.
-        end: The step after the last; `None` where the last bin is full.
     """
 
     title: str
-    first: int
-    width: int
+    steps: StepBins
     ranks: Sequence[int]
     values_ms: Vector
     labels: tuple[str, ...] = ()
-    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

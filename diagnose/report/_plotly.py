@@ -54,8 +54,8 @@ def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
         {
             "type": "bar" if lone else "scatter",
             "name": phase.label,
-            "x0": chart.first + 1,
-            "dx": chart.width,
+            "x0": chart.steps.first + 1,
+            "dx": chart.steps.width,
             "y": packed(times),
             "hovertemplate": "%{y:,.3~g} ms",
             **({"marker": {"color": PHASE_COLORS[phase]}} if lone else _area(PHASE_COLORS[phase])),
@@ -63,11 +63,11 @@ def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
         for phase, times in chart.phase_ms.items()
         if np.any(times)
     ]
-    layout = step_axes("ms per step", chart.marks, chart.first, chart.width * num_bins)
+    layout = step_axes("ms per step", chart.steps, num_bins)
     cut_off(layout, np.sum([np.asarray(times) for times in chart.phase_ms.values()], axis=0), "ms")
     if lone:
         layout |= {"barmode": "stack", "bargap": 0.7}
-        layout["xaxis"] |= {"tickvals": [chart.first + 1]}
+        layout["xaxis"] |= {"tickvals": [chart.steps.first + 1]}
     return {"data": data, "layout": layout}
 
 
@@ -124,8 +124,8 @@ def rank_map(chart: RankMap) -> dict[str, Any]:
     highest = float(np.nanmax(chart.values_ms)) if np.isfinite(chart.values_ms).any() else 0.0
     trace = {
         "type": "heatmap",
-        "x0": chart.first + 1,
-        "dx": chart.width,
+        "x0": chart.steps.first + 1,
+        "dx": chart.steps.width,
         "y": list(chart.labels) or [f"rank {rank}" for rank in chart.ranks],
         "z": packed(np.clip(chart.values_ms, 0, None)),
         "colorscale": [[at / (len(SHADES) - 1), shade] for at, shade in enumerate(SHADES)],
@@ -134,7 +134,7 @@ def rank_map(chart: RankMap) -> dict[str, Any]:
         "colorbar": {"title": {"text": "ms"}, "thickness": 10, "outlinewidth": 0, "len": 1.0},
         "hovertemplate": "%{y}, step %{x:,}: %{z:,.3~g} ms<extra></extra>",
     }
-    layout = step_axes("", ())
+    layout = step_axes("", chart.steps, chart.values_ms.shape[1])
     layout["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False, "automargin": True}
     for axis in ("xaxis", "yaxis"):
         layout[axis] |= {"showline": True, "mirror": True, "linecolor": NEUTRAL, "linewidth": 1}
