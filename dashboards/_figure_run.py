@@ -15,6 +15,9 @@ from diagnose.report import readings
 from diagnose.report._charts import Mark, PhaseAreas, StepBins, StepLine, TimeLines
 from diagnose.report.phases import clocks
 
+READ = {"memory": memory_of, "cpus": cpus_of, "device": device_lane}
+"""What reads each of `readings.LANES`."""
+
 SMALLEST_SHARE = 0.0005
 """What would be called 0.0 % is not seen in the chart either."""
 
@@ -41,19 +44,9 @@ def throughput(steps: Steps, marked: Sequence[Mark]) -> StepLine:
     )
 
 
-def memory(snap: Snapshot) -> TimeLines:
-    """Memory of the training process over time, and what it has of the device's."""
-    return readings.memory(*memory_of(snap.vitals))
-
-
-def device(snap: Snapshot) -> TimeLines:
-    """What the device's driver says over time."""
-    return readings.device(*device_lane(snap.vitals))
-
-
-def cpus(snap: Snapshot) -> TimeLines:
-    """CPUs in use over time, and by whom."""
-    return readings.cpus(*cpus_of(snap.vitals))
+def lane(name: str, snap: Snapshot) -> TimeLines:
+    """Memory, CPUs or what the device's driver says over time."""
+    return readings.lane(name, *READ[name](snap.vitals))
 
 
 def legend(steps: Steps, device_share: float | None = None) -> Component:

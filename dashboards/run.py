@@ -7,7 +7,7 @@ from typing import Any
 import dash
 from dash import Input, Output, dcc, html
 from dash import State as Known
-from diagnose.dashboards._figure_run import cpus, device, ledger, legend, memory, throughput
+from diagnose.dashboards._figure_run import READ, lane, ledger, legend, throughput
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
 from diagnose.dashboards._look_control import control_of, control_panel, register
 from diagnose.dashboards._look_findings import findings
@@ -36,9 +36,9 @@ RANGE_WAITS_S = 0.03
 NOTHING = Snapshot(version=0, id="", liveness=Liveness(state=State.CANNOT_TELL))
 """What the charts show until the first figures are there."""
 WORDS = ("title", "verdict", "kpis", "windows", "legend")
-FIGURES = ("ledger", "throughput", "memory", "cpus", "device")
 MAIN = ("ledger", "throughput")
 """The figures that show whether the run goes on as it should."""
+FIGURES = (*MAIN, *READ)
 PARTS = ("findings", "details")
 """What is long, and changes seldom: of these only what changed is sent."""
 
@@ -75,8 +75,8 @@ class Run(Page):
                                 ),
                                 panel(
                                     "Memory and CPUs",
-                                    chart(memory(NOTHING), id="run-memory", height=130),
-                                    chart(cpus(NOTHING), id="run-cpus", height=200),
+                                    chart(lane("memory", NOTHING), id="run-memory", height=130),
+                                    chart(lane("cpus", NOTHING), id="run-cpus", height=200),
                                     note="As the operating system sees them, once a second.",
                                 ),
                             ],
@@ -85,7 +85,7 @@ class Run(Page):
                         html.Div(
                             panel(
                                 "Device",
-                                chart(device(NOTHING), id="run-device", height=200),
+                                chart(lane("device", NOTHING), id="run-device", height=200),
                                 note="As its driver sees it, once a second. Kernels of anybody count.",
                             ),
                             id="run-device-panel",
@@ -159,9 +159,7 @@ class Run(Page):
             figures = {
                 "ledger": _zoomed(figure(ledger(steps, snap.marks)), zoom),
                 "throughput": _zoomed(figure(throughput(steps, snap.marks)), zoom),
-                "memory": figure(memory(snap)),
-                "cpus": figure(cpus(snap)),
-                "device": figure(device(snap)),
+                **{name: figure(lane(name, snap)) for name in READ},
             }
             analysed = [snap.analysed_steps, snap.over, len(snap.marks)]
             parts = [Part(name, drawn.get(name, [])) for name in PARTS]
