@@ -19,7 +19,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Loader
 from diagnose.core.units import format_duration, format_share
 from diagnose.report._charts import StepBins, StepLine
-from diagnose.report._wording import short_path
+from diagnose.report._wording import place
 from diagnose.report.base import Column, Fact, Facts, Row, Table
 from diagnose.report.input import Input as InputSection
 from diagnose.report.summary import sentence
@@ -197,7 +197,7 @@ def _loaders(loaders: tuple[Loader, ...]) -> Table:
                     "yes" if loader.persistent_workers else "no",
                     "yes" if loader.pin_memory else "no",
                     f"{loader.epochs:,}",
-                    f"{short_path(loader.file)}:{loader.line}" if loader.file else "",
+                    place(loader),
                 ),
                 source=loader.call,
             )
@@ -221,7 +221,7 @@ def _lines(profile: Profile) -> Table | None:
         rows=tuple(
             Row(
                 cells=(
-                    f"{short_path(line.file)}:{line.line}",
+                    place(line),
                     line.function,
                     "worker" if line.in_worker else "training thread",
                     format_share(line.share),

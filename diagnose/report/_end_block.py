@@ -21,9 +21,9 @@ from diagnose.report._wording import (
     nothing_measured,
     overhead,
     percent,
+    place,
     plural,
     printable,
-    short_path,
     too_few,
     what_to_do_without_steps,
 )
@@ -198,14 +198,14 @@ def _source_line(line: SourceLine, terminal: Terminal) -> str:
     of_what = "of the workers" if line.in_worker else line.phase.label
     right = f" {format_share(line.share):>6}  {of_what:<{OF_WHAT_CELLS}}".rstrip()
     room = terminal.width - 2 - len(f" {'':>6}  ") - OF_WHAT_CELLS
-    place = terminal.encoded(printable(f"{short_path(line.file)}:{line.line}"))
+    where = terminal.encoded(printable(place(line)))
     function = terminal.encoded(printable(line.function))
     # A place without its end is useless, a function's name is a courtesy: the place goes first.
-    place = terminal.shortened(place, room)
-    left_over = room - display_width(place) - 1
+    where = terminal.shortened(where, room)
+    left_over = room - display_width(where) - 1
     function = " " + terminal.shortened(function, left_over) if left_over >= READABLE_CELLS else ""
-    blanks = " " * (room - display_width(place + function))
-    return f"  {terminal.paint(place, 'place')}{function}{blanks}{right}"
+    blanks = " " * (room - display_width(where + function))
+    return f"  {terminal.paint(where, 'place')}{function}{blanks}{right}"
 
 
 def _note(profile: Profile, terminal: Terminal) -> str:

@@ -6,9 +6,9 @@ import textwrap
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.report._faults import gain, headline, in_force, is_gone, lost, no_fault, place, short_gain
+from diagnose.report._faults import gain, headline, in_force, is_gone, lost, no_fault, short_gain
 from diagnose.report._terminal import Terminal, display_width
-from diagnose.report._wording import printable
+from diagnose.report._wording import place, printable
 
 MAX_FINDINGS = 3
 LINES_EACH = 2  # what it costs and wins, and what to do

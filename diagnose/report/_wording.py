@@ -6,8 +6,11 @@ import os
 import re
 import signal
 
+from diagnose.core.deep_window import Sync
+from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RunInfo, SourceLine, Status
+from diagnose.core.program import Loader
 from diagnose.core.units import NS_PER_S, format_duration, format_rate, format_share
 
 LIKELY_REASON = {
@@ -228,6 +231,11 @@ def short_path(file: str) -> str:
     if len(home) > 1 and file.startswith(home + os.sep):
         return "~" + file[len(home) :]
     return file
+
+
+def place(of: Finding | Loader | SourceLine | Sync) -> str:
+    """Returns `train.py:41`; nothing where no line is to blame."""
+    return f"{short_path(of.file)}:{of.line}" if of.file else ""
 
 
 def explained_share(line: SourceLine, profile: Profile) -> float:
