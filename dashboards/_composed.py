@@ -50,19 +50,20 @@ def composed(
         met: What the ranks wait for each other, where that is measured in each step.
     """
     trained = [tail for tail in tails if tail.num_steps]
+    meta = trained[0].meta if trained else {}
     lost = read_lost(folder)
-    snapshot: dict[str, Any] = {
-        "version": version,
-        "id": folder.name,
-        "script": str(manifest.get("script", "")),
-        "argv": tuple(map(str, manifest.get("argv") or ())),
-        "started": str(manifest.get("started", "")),
-        "liveness": liveness,
-        "words": words(folder.name, manifest, liveness, trained[0].meta if trained else {}),
-        "notes": _notes(manifest, lost, liveness, tails),
-        "lost": why_lost({**manifest, "lost": lost}),
-        "world_size": max(1, len(trained)),
-        "ranks": tuple(
+    return Snapshot(
+        version=version,
+        id=folder.name,
+        script=str(manifest.get("script", "")),
+        argv=tuple(map(str, manifest.get("argv") or ())),
+        started=str(manifest.get("started", "")),
+        liveness=liveness,
+        words=words(folder.name, manifest, liveness, meta),
+        notes=_notes(manifest, lost, liveness, tails),
+        lost=why_lost({**manifest, "lost": lost}),
+        world_size=max(1, len(trained)),
+        ranks=tuple(
             RankState(
                 number=tail.number,
                 host=str(tail.meta.get("host", "")),
@@ -71,30 +72,33 @@ def composed(
             )
             for tail in tails
         ),
-    }
-    if not trained:
-        return Snapshot(**snapshot, refuses=_refuses(liveness, {}))
+        refuses=_refuses(liveness, meta),
+        **(_of_steps(trained, parts, met, liveness) if trained else {}),
+    )
+
+
+def _of_steps(
+    trained: Sequence[RankTail], parts: Mapping[str, GapParts], met: LateBins | None, liveness: Liveness
+) -> dict[str, Any]:
+    """Returns what is known of a run that has steps."""
     first = trained[0]
-    begun_ns = first.begun_ns or 0
-    tuning = tuning_so_far(first.events, first.num_steps)
     own = [parts.get(tail.path.name, {}) for tail in trained]
     end = max(tail.num_steps for tail in trained)
     for tail in trained:
         tail.bins.make_room(end)
     seen = first.seen(end, over=liveness.state is not State.RUNNING)
-    return Snapshot(
-        **snapshot,
-        num_steps=first.num_steps,
-        device_share=seen.device_share,
-        overview=steps_of(seen.bins, overall(trained, seen), own[0]),
-        recent=_recent(trained, seen, own[0]),
-        lateness=lateness_of(trained, own, met),
-        vitals=vitals_of(first.vitals, begun_ns, (first.meta.get("facts") or {}).get("nvml") or {}),
-        tuning=tuning,
-        loss=loss_of(first.meta),
-        marks=marks_of(first.events),
-        refuses=_refuses(liveness, first.meta),
-    )
+    nvml = (first.meta.get("facts") or {}).get("nvml") or {}
+    return {
+        "num_steps": first.num_steps,
+        "device_share": seen.device_share,
+        "overview": steps_of(seen.bins, overall(trained, seen), own[0]),
+        "recent": _recent(trained, seen, own[0]),
+        "lateness": lateness_of(trained, own, met),
+        "vitals": vitals_of(first.vitals, first.begun_ns or 0, nvml),
+        "tuning": tuning_so_far(first.events, first.num_steps),
+        "loss": loss_of(first.meta),
+        "marks": marks_of(first.events),
+    }
 
 
 def doing(tails: Iterable[RankTail]) -> str:

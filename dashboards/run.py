@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import dash
@@ -24,7 +25,7 @@ from diagnose import report
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import Liveness, State
 from diagnose.core.plugins import discover
-from diagnose.report._charts import PhaseAreas, StepLine
+from diagnose.report._charts import Chart, PhaseAreas, StepLine
 from diagnose.report._plotly import figure
 from diagnose.report.base import Facts, Section
 
@@ -143,22 +144,12 @@ class Run(Page):
             drawn = drawn if drawn and drawn.get("run") == snap.id else {}
             if not drawn.get("more") and seen == {key: drawn.get(key) for key in seen}:
                 return same
-            words = (
-                title(snap, "Run"),
-                verdict_box(snap),
-                shown([Facts(items=tuple(kpis(snap)), headline=True)]),
-                links(snap, query),
-                legend(steps, snap.device_share),
-                snap.vitals.device is None,
-                not snap.num_steps,
-                *control_of(snap),
-                snap.profile is None,
-            )
+            words = _words(snap, query, steps)
             parcel = Parcel(snap.version, drawn.get("sent", {}) if drawn else None)
             parcel.must_hold(words)
             figures = {
-                "ledger": _zoomed(figure(ledger(steps, snap.marks)), zoom),
-                "throughput": _zoomed(figure(throughput(steps, snap.marks)), zoom),
+                "ledger": _zoomed(ledger(steps, snap.marks), zoom),
+                "throughput": _zoomed(throughput(steps, snap.marks), zoom),
                 **{name: figure(lane(name, snap)) for name in READ},
             }
             analysed = [snap.analysed_steps, snap.over, len(snap.marks)]
@@ -201,8 +192,24 @@ def _steps(source: Source, snap: Snapshot, zoom: Zoom) -> Steps:
     return source.steps(snap, *zoom.between, RANGE_WAITS_S)
 
 
-def _zoomed(made: dict[str, Any], zoom: Zoom) -> dict[str, Any]:
-    """Lets go of what was drawn with the mouse, once the figure shows it."""
+def _words(snap: Snapshot, query: Mapping[str, str], steps: Steps) -> tuple[Any, ...]:
+    """Returns what no tick goes without, in the order of the outputs."""
+    return (
+        title(snap, "Run"),
+        verdict_box(snap),
+        shown([Facts(items=tuple(kpis(snap)), headline=True)]),
+        links(snap, query),
+        legend(steps, snap.device_share),
+        snap.vitals.device is None,
+        not snap.num_steps,
+        *control_of(snap),
+        snap.profile is None,
+    )
+
+
+def _zoomed(drawn: Chart, zoom: Zoom) -> dict[str, Any]:
+    """Draws a chart, and lets go of what was drawn with the mouse: the figure shows it."""
+    made = figure(drawn)
     made["layout"]["uirevision"] = f"{zoom.window} {zoom.between}"
     return made
 

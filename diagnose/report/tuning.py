@@ -46,35 +46,7 @@ class TuningSection(Section):
         if rows:
             blocks.append(Gains(title="Speedup of each fix", rows=rows))
         if tuning.trials:
-            blocks.append(
-                Table(
-                    caption=(
-                        "Each fix was switched on and off in turn while training went on; its gain is"
-                        " that of neighbouring windows of steps, with the interval of the test."
-                    ),
-                    columns=(
-                        Column(title="fix", code=True),
-                        Column(title="numbers"),
-                        Column(title="predicted", number=True),
-                        Column(title="measured", number=True),
-                        Column(title="steps", number=True),
-                        Column(title="outcome"),
-                    ),
-                    rows=tuple(
-                        Row(
-                            cells=(
-                                named(trial),
-                                trial.safety.value,
-                                predicted(trial),
-                                measured(trial),
-                                f"{trial.steps_spent:,}",
-                                outcome(trial),
-                            )
-                        )
-                        for trial in tuning.trials
-                    ),
-                )
-            )
+            blocks.append(_trials(tuning))
         if tuning.tuned_phase_time_ns:
             blocks += [
                 Waterfall(
@@ -94,6 +66,36 @@ class TuningSection(Section):
         ]
         blocks += [Paragraph(text="An error of ours:", code=error) for error in tuning.errors]
         return blocks
+
+
+def _trials(tuning: Tuning) -> Table:
+    return Table(
+        caption=(
+            "Each fix was switched on and off in turn while training went on; its gain is that of"
+            " neighbouring windows of steps, with the interval of the test."
+        ),
+        columns=(
+            Column(title="fix", code=True),
+            Column(title="numbers"),
+            Column(title="predicted", number=True),
+            Column(title="measured", number=True),
+            Column(title="steps", number=True),
+            Column(title="outcome"),
+        ),
+        rows=tuple(
+            Row(
+                cells=(
+                    named(trial),
+                    trial.safety.value,
+                    predicted(trial),
+                    measured(trial),
+                    f"{trial.steps_spent:,}",
+                    outcome(trial),
+                )
+            )
+            for trial in tuning.trials
+        ),
+    )
 
 
 def _written(key: str, value: object) -> str:
