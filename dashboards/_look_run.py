@@ -50,7 +50,7 @@ class Verdict:
         code: What to paste.
     """
 
-    tone: str
+    tone: str = ""
     first: str
     more: tuple[str, ...] = ()
     code: str = ""
@@ -64,9 +64,9 @@ def verdict_of(snap: Snapshot) -> Verdict:
         known_so_far = [f"{plural(snap.num_steps, 'step')}{' so far' if is_running(snap) else ''}."]
         if tuned is not None:
             known_so_far.append(sentence(tuning_words(snap, tuned)))
-        return Verdict(tone="", first=sentence(snap.analysis or "being analysed"), more=tuple(known_so_far))
+        return Verdict(first=sentence(snap.analysis or "being analysed"), more=tuple(known_so_far))
     if is_running(snap) and profile.steps.measured <= 0 and not profile.run.lost:
-        return Verdict(tone="", first="No step has been measured yet.")
+        return Verdict(first="No step has been measured yet.")
     failed = failure(profile) if snap.over else None
     more = []
     if failed and profile.steps.measured > 0:
@@ -78,19 +78,13 @@ def verdict_of(snap: Snapshot) -> Verdict:
     if snap.left_out:
         found = replace(found, more=(*found.more, snap.left_out))
     if failed:
-        return Verdict(
-            tone="alarm", first=sentence(f"the {failed}"), more=(*more, *found.lines, *found.more)
-        )
+        first = sentence(f"the {failed}")
+        return Verdict(tone="alarm", first=first, more=(*more, found.first, *found.more))
     if tuned is not None and tuned.kept:
         words = sentence(tuning_words(snap, tuned))
-        return Verdict(tone="good", first=words, more=(*found.lines, *found.more))
+        return Verdict(tone="good", first=words, more=(found.first, *found.more))
     tried = (sentence(tuning_words(snap, tuned)),) if tuned is not None and _has_words(tuned) else ()
-    return Verdict(
-        tone="good" if found.healthy else "",
-        first=found.lines[0],
-        more=(*found.lines[1:], *found.more, *tried),
-        code=found.code,
-    )
+    return replace(found, more=(*found.more, *tried))
 
 
 def known(snap: Snapshot) -> Profile | None:
@@ -101,30 +95,22 @@ def known(snap: Snapshot) -> Profile | None:
     return replace(profile, run=replace(profile.run, lost=snap.lost))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    lines: tuple[str, ...]
-    more: tuple[str, ...] = ()
-    code: str = ""
-    healthy: bool = False
-
-
-def _findings(profile: Profile) -> _Found:
+def _findings(profile: Profile) -> Verdict:
     if profile.steps.measured <= 0:
         advice, code = what_to_do_without_steps(profile)
-        return _Found(lines=(sentence(nothing_measured(profile)),), more=(advice,), code=code)
+        return Verdict(first=sentence(nothing_measured(profile)), more=(advice,), code=code)
     doubt = too_few(profile)
     if doubt:
-        return _Found(lines=(sentence(doubt),))
+        return Verdict(first=sentence(doubt))
     nothing = no_fault(profile)
     if nothing or not profile.findings:
-        return _Found(lines=(sentence(nothing or "no rule was asked"),), healthy=bool(nothing))
+        return Verdict(tone="good" if nothing else "", first=sentence(nothing or "no rule was asked"))
     top = profile.findings[0]
     without = "without it" if top.fix_won_ns is None else "with its fix"
     cost = f"It costs {lost(top)} per step, {lost_share(top, profile)} of it; {without} training would be "
     others = len(profile.findings) - 1
     rest = (f"{plural(others, 'more finding')} below.",) if others else ()
-    return _Found(lines=(f"{headline(top)}.", f"{cost}{gain(top, profile)} as fast."), more=rest)
+    return Verdict(first=f"{headline(top)}.", more=(f"{cost}{gain(top, profile)} as fast.", *rest))
 
 
 def _has_words(tuning: Tuning) -> bool:
@@ -136,14 +122,14 @@ def verdict_box(snap: Snapshot) -> Component:
     words = verdict_of(snap)
     code = [html.P(html.Code(words.code))] if words.code else []
     return html.Div(
-        [html.P(printable(words.first), className="first"), *map(_line, words.more), *code],
+        [
+            html.P(printable(words.first), className="first"),
+            *(html.P(printable(text)) for text in words.more),
+            *code,
+        ],
         className=f"verdict {words.tone}".strip(),
         role="status",
     )
-
-
-def _line(text: str) -> Component:
-    return html.P(printable(text))
 
 
 def badge(snap: Snapshot) -> Component:
