@@ -23,23 +23,14 @@ from diagnose.store.runs import check_name
 
 FIRST_RANK = 0
 
-
 StrPath = str | os.PathLike[str]
 
 
 class Training:
     """Measures one training after the other in this process. Whatever goes wrong, the training goes on.
 
-    A copy, and what is unpickled in another process, measures nothing until it is told to begin.
-
-    Args:
-        run_dir: Folder that holds the runs; `None` for that of `diagnose run`.
-        name: Name of the run; `None` for time and script. A second training gets `-2`, and so on.
-        html: Where to write the report as HTML.
-        json: Where to write the report as JSON.
-        warmup: Leading steps left out of every figure; `None` for the analysis to find.
-        quiet: Print no report.
-        logger: Takes the report instead of stderr.
+    A copy, and what is unpickled in another process, measures nothing until it is told to begin. What the
+    user may ask for is said in each `DiagnoseCallback`.
 
     Attributes:
         folder: The run's folder of the last training.
@@ -158,6 +149,7 @@ class Training:
 
     def _report(self, *, alone: bool) -> None:
         from diagnose.analysis.profile import load_profile
+        from diagnose.launch.ending import next_command
         from diagnose.report import Terminal, end_block, to_html, to_json
         from diagnose.rules import diagnosed
 
@@ -165,17 +157,11 @@ class Training:
         profile = self.profile = diagnosed(load_profile(self.folder, alone=alone))
         if not self._quiet:
             terminal = Terminal.of(sys.stderr) if self._logger is None else Terminal()
-            self._say("\n" + end_block(profile, terminal, command=self._command()).rstrip())
+            self._say("\n" + end_block(profile, terminal, command=next_command(self.folder)).rstrip())
         if self._json is not None:
             self._json.write_text(json.dumps(to_json(profile), indent=2, allow_nan=False) + "\n", "utf-8")
         if self._html is not None:
             self._html.write_text(to_html(profile), encoding="utf-8")
-
-    def _command(self) -> str | None:
-        assert self.folder is not None
-        from diagnose.launch.ending import next_command
-
-        return next_command(self.folder)
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
