@@ -21,7 +21,7 @@ from diagnose.analysis.readings import vitals_of
 from diagnose.analysis.run_info import why_lost
 from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.liveness import Liveness, State
-from diagnose.core.profile import Profile, RunInfo, Status
+from diagnose.core.profile import RunInfo
 from diagnose.report._status import in_words
 from diagnose.store.runs import read_lost
 
@@ -121,7 +121,7 @@ def words(name: str, manifest: Mapping[str, Any], liveness: Liveness, meta: Mapp
         signal=signal if isinstance(signal, int) else None,
         error=str(meta["error"]) if meta.get("error") else None,
     )
-    return in_words(Profile(run=run, status=Status.OK), liveness)
+    return in_words(run, liveness)
 
 
 def _recent(trained: Sequence[RankTail], seen: Seen, parts: GapParts) -> Steps:
