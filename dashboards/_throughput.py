@@ -46,8 +46,7 @@ class Together:
     def rates(self) -> Rates:
         """Returns what all do; 0 in bins that tell nothing of it."""
         told = np.maximum(self._told, 1)
-        rates: Rates = self._rates * (1 + self._missing / told)
-        return rates
+        return self._rates * (1 + self._missing / told)
 
 
 def of_bins(ranks: Sequence[Bins]) -> Rates:
