@@ -83,9 +83,10 @@ def latest_rows(late: Lateness, late_ns: Mapping[int, float]) -> list[int]:
     return sorted(range(len(by_row)), key=lambda row: -by_row[row])[:MAX_LATEST]
 
 
-def chosen_map(late: Lateness, rows: Sequence[int], title: str) -> RankMap:
+def chosen_map(late: Lateness, rows: Sequence[int]) -> RankMap:
     """Shows how late some ranks are, in this order."""
     ranks = [late.ranks[row] for row in rows]
+    title = "Lateness of the latest ranks over the steps, in milliseconds"
     return _fitted(late.late, late.late.values_ms[list(rows)], ranks, (), title, FEW_CELLS)
 
 

@@ -128,8 +128,7 @@ def _maps(snap: Snapshot, late: Lateness, query: Mapping[str, str]) -> list[Comp
     if many:
         late_ns = {} if snap.profile is None else _late_ns(snap)
         rows = latest_rows(late, late_ns)
-        drawn = chosen_map(late, rows, "Lateness of the latest ranks over the steps, in milliseconds")
-        made.append(panel("The latest ranks", chart(drawn), note=note))
+        made.append(panel("The latest ranks", chart(chosen_map(late, rows)), note=note))
     together = chosen.together
     each = f"{note} Each row is the latest of {together} ranks." if together > 1 else note
     title = "Lateness of each rank over the steps, in milliseconds"

@@ -34,7 +34,6 @@ NUM_CLOSING_LINES = 2
 LEDGER_NEEDS = 4  # lines below which the ledger says less than the first note would
 LEAST_LEDGER = 3  # lines that findings leave to the ledger
 NUM_SOURCE_LINES = 3
-MAX_TUNING = 4  # the verdict on tuning, and the most telling trials
 FOLD_BELOW_SHARE = 0.005  # under half a percent of the step a phase gets no line of its own
 READABLE_CELLS = 8  # a function's name cut shorter than this says nothing
 OF_WHAT_CELLS = len("of the workers")
@@ -61,7 +60,7 @@ def end_block(profile: Profile, terminal: Terminal = PLAIN, *, command: str | No
         return "".join(f"{line}\n" for line in lines)
     opening = _opening(profile, terminal)
     room = MAX_LINES - len(opening) - NUM_CLOSING_LINES
-    tuning = tuning_lines(profile, MAX_TUNING, terminal)
+    tuning = tuning_lines(profile, terminal)
     room -= len(tuning)
     findings, num_shown = finding_lines(profile, room - LEAST_LEDGER, terminal)
     room -= len(findings)
