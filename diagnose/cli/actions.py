@@ -12,11 +12,6 @@ from diagnose.cli._output import Json, answer, put, terminal
 from diagnose.core.errors import DiagnoseError
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("actions")(actions)
-
-
 def actions(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Explain this one.")] = None,
     json: Json = None,

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from diagnose.cli._gate import (
+    BEFORE_SCRIPT,
     Budget,
     KeptIn,
     Steps,
@@ -44,14 +45,7 @@ class OptionsOnBothSides(TyperCommand):
         return list(super().parse_args(ctx, args))
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(
-        "bisect",
-        cls=OptionsOnBothSides,
-        context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
-        epilog=EXIT_CODES,
-    )(bisect)
+OPTIONS = {"cls": OptionsOnBothSides, "context_settings": BEFORE_SCRIPT, "epilog": EXIT_CODES}
 
 
 def bisect(

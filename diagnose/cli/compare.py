@@ -10,11 +10,6 @@ import typer
 from diagnose.cli._output import Json, RunDir, answer, root_of_runs, terminal
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("compare")(compare)
-
-
 def compare(
     before: Annotated[str, typer.Argument(metavar="A", help="Name or path of the run before.")],
     after: Annotated[str, typer.Argument(metavar="B", help="Name or path of the run after.")],

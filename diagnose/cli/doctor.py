@@ -10,11 +10,6 @@ from diagnose.cli._output import Json, RunDir, answer, root_of_runs, terminal
 from diagnose.core.errors import DiagnoseError
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("doctor")(doctor)
-
-
 def doctor(
     measure: Annotated[
         bool,

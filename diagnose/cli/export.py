@@ -9,11 +9,6 @@ import typer
 from diagnose.cli._output import Run, RunDir, root_of_runs
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("export")(export)
-
-
 def export(
     to: Annotated[
         list[str],

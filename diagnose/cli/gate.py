@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diagnose.cli._gate import (
+    BEFORE_SCRIPT,
     OUR_BUG,
     Budget,
     KeptIn,
@@ -41,13 +42,7 @@ EXIT_CODES = (
 )
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(
-        "gate",
-        context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
-        epilog=EXIT_CODES,
-    )(gate)
+OPTIONS = {"context_settings": BEFORE_SCRIPT, "epilog": EXIT_CODES}
 
 
 def gate(

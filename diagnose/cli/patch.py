@@ -6,15 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
-import typer
-
 from diagnose.cli._output import Run, RunDir, root_of_runs, show
 from diagnose.core.errors import DiagnoseError
-
-
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("patch")(patch)
 
 
 def patch(

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 WIDEST = 120  # a wider table is not easier to read
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("report")(report)
-
-
 def report(
     run: Run = None,
     json: Json = None,

@@ -11,11 +11,6 @@ import typer
 from diagnose.cli._output import Json, answer, terminal
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("rules")(rules)
-
-
 def rules(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Explain this one.")] = None,
     json: Json = None,

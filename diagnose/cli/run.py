@@ -8,15 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(
-        "run",
-        # What follows the script is the script's. Unknown options before it stay errors: with them ignored,
-        # `run --stpes 5 train.py` would run a script called --stpes.
-        context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
-    )(run)
+# What follows the script is the script's. Unknown options before it stay errors: with them ignored,
+# `run --stpes 5 train.py` would run a script called --stpes.
+OPTIONS = {"context_settings": {"allow_extra_args": True, "allow_interspersed_args": False}}
 
 
 def _torchruns() -> Any:

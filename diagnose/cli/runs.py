@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 WIDEST = 140  # names of runs and scripts side by side need room
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("runs")(runs)
-
-
 def runs(
     json: Json = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="List the newest N.")] = 20,

@@ -12,11 +12,6 @@ import typer
 from diagnose.cli._output import Json, Run, RunDir, answer, root_of_runs, show, terminal
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("status")(status)
-
-
 def status(
     run: Run = None,
     json: Json = None,
