@@ -20,11 +20,8 @@ def compare(
 
     Sets the predicted gain of a fix beside the measured one.
     """
-    from diagnose.analysis.compare import compare as compare_series
-    from diagnose.analysis.compare import differences, tuned_parts
     from diagnose.analysis.predictions import prediction
-    from diagnose.analysis.profile import load_job_series, load_profile
-    from diagnose.analysis.recorders import measured_otherwise
+    from diagnose.analysis.profile import compared, load_profile
     from diagnose.report import FaultChanges, comparison_json, comparison_text
     from diagnose.rules import diagnosed
     from diagnose.store.gains import note_prediction
@@ -34,12 +31,7 @@ def compare(
     one, other = resolve_run(before, root), resolve_run(after, root)
     profiles = (diagnosed(load_profile(one)), diagnosed(load_profile(other)))
     runs = (profiles[0].run, profiles[1].run)
-    comparison = compare_series(
-        load_job_series(one, profiles[0]),
-        load_job_series(other, profiles[1]),
-        notes=(*differences(*runs), *tuned_parts(*profiles)),
-        otherwise=measured_otherwise(*profiles),
-    )
+    comparison = compared((one, other), profiles)
     predicted = prediction(*profiles, comparison)
     faults = FaultChanges(before=profiles[0], after=profiles[1], prediction=predicted)
     text = comparison_text(comparison, runs, terminal(), faults)
