@@ -188,9 +188,9 @@ def test_a_range_is_read_by_step(tmp_path: Path, follow: Callable[[Path], Live])
     until(live, lambda now: now.filled_share == 1.0)
     few = live.steps(1234, 1300)
     assert (few.first, few.width, len(few), few.counts.sum()) == (1234, 1, 66, 66)
-    many = live.steps(1234, 9999, max_bins=100)
+    many = live.steps(1234, 9999)
     assert many.counts.sum() == 9999 - 1234
-    assert len(many) <= 100 and many.width == 128 and many.first % 128 == 0
+    assert len(many) <= MAX_BINS and many.width == 16 and many.first % 16 == 0
     assert len(live.steps(20_000, 30_000)) == 0
     assert len(live.steps(-5, -1)) == 0
 
