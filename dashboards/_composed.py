@@ -64,12 +64,7 @@ def composed(
         lost=why_lost({**manifest, "lost": lost}),
         world_size=max(1, len(trained)),
         ranks=tuple(
-            RankState(
-                number=tail.number,
-                host=str(tail.meta.get("host", "")),
-                num_steps=tail.num_steps,
-                words=_damage(tail, liveness),
-            )
+            RankState(number=tail.number, num_steps=tail.num_steps, words=_damage(tail, liveness))
             for tail in tails
         ),
         refuses=_refuses(liveness, meta),

@@ -104,13 +104,11 @@ class RankState:
 
     Attributes:
         number: The rank.
-        host: Its machine.
         num_steps: Steps that it has recorded.
         words: Why it cannot be read, or what of it is damaged; empty where all is well.
     """
 
     number: int
-    host: str = ""
     num_steps: int = 0
     words: str = ""
 
