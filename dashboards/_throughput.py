@@ -3,7 +3,7 @@
 Of a thousand ranks those asked last know of more steps than those whose turn is to come. Steps that a rank
 has not told of yet are taken to go as those of the others; steps that it will never tell of are not.
 
-Legend: S is a step.
+Legend: B is a bin, S a step.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def _machine(key: str, baseline: Baseline | str) -> Any:
         unit="samples/s",
         labels=[_name(entry) for entry in entries],
         values=rates,
-        singles=[[run[RATE] for run in entry.runs if RATE in run] for entry in entries],
+        singles=[_singles(entry) for entry in entries],
         changes=changes,
     )
     blocks: list[Block] = [drawn, *_levels(entries, changes), _table(entries, changes)]
@@ -100,7 +100,7 @@ def _table(entries: tuple[Entry, ...], changes: list[int]) -> Table:
                     _name(entry),
                     entry.branch,
                     entry.when[:16].replace("T", " "),
-                    f"{len(entry.runs)}",
+                    f"{len(_singles(entry))}",
                     format_rate(entry.metrics[RATE]),
                     "new level" if index in changes else "",
                 )
@@ -108,6 +108,10 @@ def _table(entries: tuple[Entry, ...], changes: list[int]) -> Table:
             for index, entry in newest
         ),
     )
+
+
+def _singles(entry: Entry) -> list[float]:
+    return [run[RATE] for run in entry.runs if RATE in run]
 
 
 def _name(entry: Entry) -> str:
