@@ -197,8 +197,8 @@ def _source_line(line: SourceLine, terminal: Terminal) -> str:
     of_what = "of the workers" if line.in_worker else line.phase.label
     right = f" {format_share(line.share):>6}  {of_what:<{OF_WHAT_CELLS}}".rstrip()
     room = terminal.width - 2 - len(f" {'':>6}  ") - OF_WHAT_CELLS
-    where = terminal.encoded(printable(place(line)))
-    function = terminal.encoded(printable(line.function))
+    where = terminal.clean(place(line))
+    function = terminal.clean(line.function)
     # A place without its end is useless, a function's name is a courtesy: the place goes first.
     where = terminal.shortened(where, room)
     left_over = room - display_width(where) - 1
@@ -244,4 +244,4 @@ def _closing(
 
 def _fitted(text: str, room: int, terminal: Terminal) -> str:
     """Returns foreign words on one line of the terminal."""
-    return terminal.shortened(terminal.encoded(printable(text)), room)
+    return terminal.shortened(terminal.clean(text), room)

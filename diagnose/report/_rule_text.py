@@ -10,7 +10,7 @@ from diagnose.report import _rule_facts as facts
 from diagnose.report._json import SCHEMA
 from diagnose.report._markdown import sections
 from diagnose.report._terminal import Terminal
-from diagnose.report._text import block_lines, clean, wrapped
+from diagnose.report._text import block_lines, wrapped
 from diagnose.report.findings import card
 from diagnose.rules import Rule
 
@@ -28,7 +28,7 @@ def rules_text(rules: Mapping[str, Rule], terminal: Terminal) -> str:
     lines = [f"{len(rules)} rules; one in full: diagnose rules NAME", ""]
     for name, rule in rules.items():
         first = INDENT + terminal.paint(name, "bold") + " " * (margin - len(INDENT) - len(name))
-        texts = wrapped(clean(rule.title, terminal), terminal, indent)
+        texts = wrapped(rule.title, terminal, indent)
         lines += [first.rstrip(), *texts] if below else [first + texts[0].lstrip(), *texts[1:]]
         if rule.needs:
             needs = wrapped(f"needs {', '.join(rule.needs)}", terminal, indent)
@@ -84,7 +84,7 @@ def _plain(markdown: str, terminal: Terminal) -> list[str]:
     for chunk in markdown.split("\n\n"):
         lines += [""] if lines else []
         if chunk.startswith(("    ", "```", "|")):
-            lines += [INDENT + clean(line, terminal) for line in chunk.splitlines() if line[:3] != "```"]
+            lines += [INDENT + terminal.clean(line) for line in chunk.splitlines() if line[:3] != "```"]
             continue
         for item in re.split(r"\n(?=- )", chunk):
             is_item = ITEM.match(item) is not None

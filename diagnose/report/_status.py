@@ -10,7 +10,6 @@ from diagnose.core.units import NS_PER_S, format_duration
 from diagnose.report._end_findings import finding_lines
 from diagnose.report._json import to_json
 from diagnose.report._terminal import Terminal
-from diagnose.report._text import clean
 from diagnose.report._wording import figures_line, nothing_measured, outcome, plural
 
 MAX_FINDING_LINES = 9
@@ -20,7 +19,7 @@ KEYS = ("schema", "run", "status", "throughput", "steps", "findings", "abstained
 def status_text(profile: Profile, liveness: Liveness, terminal: Terminal) -> str:
     """Prints how a run stands: whether it goes on, its figures, and the most costly findings."""
     state = f"run {profile.run.id}: {in_words(profile.run, liveness)}"
-    lines = [terminal.paint(clean(state, terminal), "bold")]
+    lines = [terminal.paint(terminal.clean(state), "bold")]
     if profile.steps.measured <= 0:
         waits = liveness.state is State.RUNNING and not profile.run.lost
         text = "no step has ended yet" if waits else nothing_measured(profile)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from diagnose.report._wording import printable
+
 ASCII_FOR = str.maketrans({"±": "+-", "…": "..."})
 EIGHTHS = " ▏▎▍▌▋▊▉"
 STYLES = {"bold": "1", "dim": "2", "alarm": "1;31", "bar": "36", "place": "1"}
@@ -62,6 +64,10 @@ class Terminal:
         if self.unicode:
             return text
         return text.translate(ASCII_FOR).encode("ascii", "backslashreplace").decode("ascii")
+
+    def clean(self, text: str) -> str:
+        """Returns foreign text as the terminal can show it."""
+        return self.encoded(printable(text))
 
     def shortened(self, text: str, cells: int) -> str:
         """Cuts the middle out of `text` so that it takes at most `cells` columns."""
