@@ -214,20 +214,14 @@ def compare(before: Path, after: Path) -> Compared:
     Raises:
         DiagnoseError: If one is too large, or a newer version wrote it.
     """
-    from diagnose.analysis.compare import compare as compare_series
-    from diagnose.analysis.compare import differences, tuned_parts
     from diagnose.analysis.predictions import prediction
-    from diagnose.analysis.profile import load_job_series, load_profile
-    from diagnose.analysis.recorders import measured_otherwise
+    from diagnose.analysis.profile import compared, load_profile
     from diagnose.rules import diagnosed
 
     _refuse_if_huge(before)
     _refuse_if_huge(after)
     profiles = (diagnosed(load_profile(before)), diagnosed(load_profile(after)))
-    notes = (*differences(profiles[0].run, profiles[1].run), *tuned_parts(*profiles))
-    otherwise = measured_otherwise(profiles[0], profiles[1])
-    series = (load_job_series(before, profiles[0]), load_job_series(after, profiles[1]))
-    comparison = compare_series(*series, notes=notes, otherwise=otherwise)
+    comparison = compared((before, after), profiles)
     return Compared(comparison=comparison, profiles=profiles, prediction=prediction(*profiles, comparison))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.core.ledger import COLUMNS, COUNTS
+from diagnose.core.ledger import COLUMNS
 from diagnose.store.tail import BAD_ROW, Chunk
 
 MAX_BINS = 600
@@ -25,9 +25,8 @@ class Bins:
     Attributes:
         width: Steps per bin.
         first: The first step that may be added; the first bin begins at the multiple of `width` before it.
-        sums: Sum of each column in each bin, but of `end_ns` the last; shape `(MAX_BINS, len(COLUMNS))`.
+        sums: Sum of each column in each bin, but of `end_ns`; shape `(MAX_BINS, len(COLUMNS))`.
         counts: Steps in each bin so far.
-        longest_ns: The longest step in each bin, as far as steps were added one by one.
         changes: Grows with every change.
     """
 
@@ -36,7 +35,6 @@ class Bins:
         self.first = first
         self.sums = np.zeros((MAX_BINS, len(COLUMNS)), dtype=np.int64)
         self.counts = np.zeros(MAX_BINS, dtype=np.int64)
-        self.longest_ns = np.zeros(MAX_BINS, dtype=np.int64)
         self.changes = 0
 
     @property
@@ -54,12 +52,14 @@ class Bins:
 
         Args:
             chunk: Steps, none of them added before.
-            one_by_one: Look at each step, for the longest; else the sum may do.
+            one_by_one: Look at each step, as one may be damaged; else the sum may do.
         """
         self.make_room(chunk.first + chunk.num_steps)
         bin = (chunk.first - self.start) // self.width
         if not one_by_one and bin == (chunk.first + chunk.num_steps - 1 - self.start) // self.width:
-            self._sum_up(bin, chunk.num_steps, np.array(chunk.totals, dtype=np.int64))
+            self.sums[bin, 1:] += np.array(chunk.totals[1:], dtype=np.int64)
+            self.counts[bin] += chunk.num_steps
+            self.changes += 1
             return True
         try:
             self.add_rows(chunk.first, chunk.rows())
@@ -74,37 +74,19 @@ class Bins:
         self.make_room(first + len(rows))
         bins = (np.arange(first, first + len(rows)) - self.start) // self.width
         starts = np.flatnonzero(np.diff(bins, prepend=bins[0] - 1))
-        ends = np.append(starts[1:], len(rows))
-        sums = np.add.reduceat(rows, starts, axis=0)
-        sums[:, 0] = rows[ends - 1, 0]
-        longest = np.maximum.reduceat(rows[:, len(COUNTS) :].sum(axis=1), starts)
         which = bins[starts]
-        self.sums[which, 1:] += sums[:, 1:]
-        self.sums[which, 0] = np.maximum(self.sums[which, 0], sums[:, 0])
-        self.counts[which] += ends - starts
-        self.longest_ns[which] = np.maximum(self.longest_ns[which], longest)
-        self.changes += 1
-
-    def _sum_up(self, bin: int, num_steps: int, totals: Rows) -> None:
-        self.sums[bin, 1:] += totals[1:]
-        self.sums[bin, 0] = max(int(self.sums[bin, 0]), int(totals[0]))
-        self.counts[bin] += num_steps
-        mean_ns = int(totals[len(COUNTS) :].sum()) // num_steps
-        self.longest_ns[bin] = max(int(self.longest_ns[bin]), mean_ns)
+        self.sums[which, 1:] += np.add.reduceat(rows[:, 1:], starts, axis=0)
+        self.counts[which] += np.diff(starts, append=len(rows))
         self.changes += 1
 
     def _double(self) -> None:
         """Makes one bin of each two."""
         odd = self.start // self.width % 2  # the wider first bin begins one bin earlier
-        old_sums, old_counts, old_longest = self.sums, self.counts, self.longest_ns
+        old_sums, old_counts = self.sums, self.counts
         which = (np.arange(MAX_BINS) + odd) // 2
         self.sums, self.counts = np.zeros_like(old_sums), np.zeros_like(old_counts)
-        self.longest_ns = np.zeros_like(old_longest)
         np.add.at(self.sums, which, old_sums)
-        self.sums[:, 0] = 0
-        np.maximum.at(self.sums[:, 0], which, old_sums[:, 0])
         np.add.at(self.counts, which, old_counts)
-        np.maximum.at(self.longest_ns, which, old_longest)
         self.width *= 2
         self.changes += 1
 
@@ -112,7 +94,6 @@ class Bins:
         """Returns the same bins, to which more can be added."""
         other = Bins(self.first, self.width)
         other.sums, other.counts = self.sums.copy(), self.counts.copy()
-        other.longest_ns = self.longest_ns.copy()
         return other
 
     def filled(self) -> slice:

@@ -11,7 +11,7 @@ from diagnose.dashboards._device_steps import Seen
 from diagnose.dashboards._lateness import lateness_of
 from diagnose.dashboards._marks import marks_of, tuning_so_far
 from diagnose.dashboards._series import GapParts, steps_of
-from diagnose.dashboards._snapshot import Control, RankState, Snapshot, Steps
+from diagnose.dashboards._snapshot import RankState, Snapshot, Steps
 from diagnose.dashboards._tailing import RECENT_STEPS, RankTail
 from diagnose.dashboards._throughput import newest_end, overall, recent
 from diagnose.dashboards._waits import LateBins
@@ -21,7 +21,7 @@ from diagnose.analysis.readings import vitals_of
 from diagnose.analysis.run_info import why_lost
 from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.liveness import Liveness, State
-from diagnose.core.profile import Profile, RunInfo, Status
+from diagnose.core.profile import RunInfo
 from diagnose.report._status import in_words
 from diagnose.store.runs import read_lost
 
@@ -50,52 +50,50 @@ def composed(
         met: What the ranks wait for each other, where that is measured in each step.
     """
     trained = [tail for tail in tails if tail.num_steps]
+    meta = trained[0].meta if trained else {}
     lost = read_lost(folder)
-    snapshot: dict[str, Any] = {
-        "version": version,
-        "id": folder.name,
-        "script": str(manifest.get("script", "")),
-        "argv": tuple(map(str, manifest.get("argv") or ())),
-        "started": str(manifest.get("started", "")),
-        "cwd": str(manifest.get("cwd", "")),
-        "liveness": liveness,
-        "words": words(folder.name, manifest, liveness, trained[0].meta if trained else {}),
-        "notes": _notes(manifest, lost, liveness, tails),
-        "lost": why_lost({**manifest, "lost": lost}),
-        "world_size": max(1, len(trained)),
-        "ranks": tuple(
-            RankState(
-                number=tail.number,
-                host=str(tail.meta.get("host", "")),
-                num_steps=tail.num_steps,
-                words=_damage(tail, liveness),
-            )
+    return Snapshot(
+        version=version,
+        id=folder.name,
+        script=str(manifest.get("script", "")),
+        argv=tuple(map(str, manifest.get("argv") or ())),
+        started=str(manifest.get("started", "")),
+        liveness=liveness,
+        words=words(folder.name, manifest, liveness, meta),
+        notes=_notes(manifest, lost, liveness, tails),
+        lost=why_lost({**manifest, "lost": lost}),
+        world_size=max(1, len(trained)),
+        ranks=tuple(
+            RankState(number=tail.number, num_steps=tail.num_steps, words=_damage(tail, liveness))
             for tail in tails
         ),
-    }
-    if not trained:
-        return Snapshot(**snapshot, control=_control(liveness, {}))
+        refuses=_refuses(liveness, meta),
+        **(_of_steps(trained, parts, met, liveness) if trained else {}),
+    )
+
+
+def _of_steps(
+    trained: Sequence[RankTail], parts: Mapping[str, GapParts], met: LateBins | None, liveness: Liveness
+) -> dict[str, Any]:
+    """Returns what is known of a run that has steps."""
     first = trained[0]
-    begun_ns = first.begun_ns or 0
-    tuning = tuning_so_far(first.events, first.num_steps)
     own = [parts.get(tail.path.name, {}) for tail in trained]
     end = max(tail.num_steps for tail in trained)
     for tail in trained:
         tail.bins.make_room(end)
     seen = first.seen(end, over=liveness.state is not State.RUNNING)
-    return Snapshot(
-        **snapshot,
-        num_steps=first.num_steps,
-        device_share=seen.device_share,
-        overview=steps_of(seen.bins, overall(trained, seen), own[0], begun_ns),
-        recent=_recent(trained, seen, own[0], begun_ns),
-        lateness=lateness_of(trained, own, met),
-        vitals=vitals_of(first.vitals, begun_ns, (first.meta.get("facts") or {}).get("nvml") or {}),
-        tuning=tuning,
-        loss=loss_of(first.meta),
-        marks=marks_of(first.events, begun_ns),
-        control=_control(liveness, first.meta),
-    )
+    nvml = (first.meta.get("facts") or {}).get("nvml") or {}
+    return {
+        "num_steps": first.num_steps,
+        "device_share": seen.device_share,
+        "overview": steps_of(seen.bins, overall(trained, seen), own[0]),
+        "recent": _recent(trained, seen, own[0]),
+        "lateness": lateness_of(trained, own, met),
+        "vitals": vitals_of(first.vitals, first.begun_ns or 0, nvml),
+        "tuning": tuning_so_far(first.events, first.num_steps),
+        "loss": loss_of(first.meta),
+        "marks": marks_of(first.events),
+    }
 
 
 def doing(tails: Iterable[RankTail]) -> str:
@@ -118,10 +116,10 @@ def words(name: str, manifest: Mapping[str, Any], liveness: Liveness, meta: Mapp
         signal=signal if isinstance(signal, int) else None,
         error=str(meta["error"]) if meta.get("error") else None,
     )
-    return in_words(Profile(run=run, status=Status.OK), liveness)
+    return in_words(run, liveness)
 
 
-def _recent(trained: Sequence[RankTail], seen: Seen, parts: GapParts, begun_ns: int) -> Steps:
+def _recent(trained: Sequence[RankTail], seen: Seen, parts: GapParts) -> Steps:
     """Returns the first rank's newest steps one by one, with the throughput of all ranks."""
     end = newest_end(trained, seen)
     begin = max(0, end - RECENT_STEPS)
@@ -129,7 +127,7 @@ def _recent(trained: Sequence[RankTail], seen: Seen, parts: GapParts, begun_ns: 
     rows_from = seen.num_steps - len(seen.recent)
     rows = seen.recent[max(0, begin - rows_from) : max(0, end - rows_from)]
     bins.add_rows(max(begin, rows_from), rows)
-    return steps_of(bins, recent(trained, seen, begin, end), parts, begun_ns)
+    return steps_of(bins, recent(trained, seen, begin, end), parts)
 
 
 def _damage(tail: RankTail, liveness: Liveness) -> str:
@@ -157,10 +155,10 @@ def _notes(
     return tuple(dict.fromkeys(notes))
 
 
-def _control(liveness: Liveness, meta: Mapping[str, Any]) -> Control:
+def _refuses(liveness: Liveness, meta: Mapping[str, Any]) -> str:
+    """Says why the job takes no commands; nothing where it does."""
     if liveness.state is not State.RUNNING:
-        why = "The run has ended." if liveness.state is State.ENDED else "The run is not seen to go on."
-        return Control(words=why)
+        return "The run has ended." if liveness.state is State.ENDED else "The run is not seen to go on."
     if not meta.get(TAKES_COMMANDS):
-        return Control(words="This run takes no commands: no step of it has been recorded yet.")
-    return Control(allowed=True)
+        return "This run takes no commands: no step of it has been recorded yet."
+    return ""

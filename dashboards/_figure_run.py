@@ -12,8 +12,11 @@ from diagnose.dashboards._snapshot import Snapshot, Steps
 from diagnose.analysis.readings import cpus_of, device_lane, memory_of
 from diagnose.core.units import format_share
 from diagnose.report import readings
-from diagnose.report._charts import Mark, PhaseAreas, StepLine, TimeLines
+from diagnose.report._charts import Mark, PhaseAreas, StepBins, StepLine, TimeLines
 from diagnose.report.phases import clocks
+
+READ = {"memory": memory_of, "cpus": cpus_of, "device": device_lane}
+"""What reads each of `readings.LANES`."""
 
 SMALLEST_SHARE = 0.0005
 """What would be called 0.0 % is not seen in the chart either."""
@@ -23,10 +26,8 @@ def ledger(steps: Steps, marked: Sequence[Mark]) -> PhaseAreas:
     """Time per step of each phase over the steps."""
     return PhaseAreas(
         title="Time per step of each phase, stacked, over the steps; the ledger below has the figures",
-        first=steps.first,
-        width=steps.width,
+        steps=_bins(steps, marked),
         phase_ms=steps.phase_ms,
-        marks=_within(steps, marked),
     )
 
 
@@ -38,26 +39,14 @@ def throughput(steps: Steps, marked: Sequence[Mark]) -> StepLine:
     return StepLine(
         title="Throughput over the steps, with what tuning did marked",
         unit="samples/s" if known or not len(steps) else "steps/s",
-        first=steps.first,
-        width=steps.width,
+        steps=_bins(steps, marked),
         values=values,
-        marks=_within(steps, marked),
     )
 
 
-def memory(snap: Snapshot) -> TimeLines:
-    """Memory of the training process over time, and what it has of the device's."""
-    return readings.memory(*memory_of(snap.vitals))
-
-
-def device(snap: Snapshot) -> TimeLines:
-    """What the device's driver says over time."""
-    return readings.device(*device_lane(snap.vitals))
-
-
-def cpus(snap: Snapshot) -> TimeLines:
-    """CPUs in use over time, and by whom."""
-    return readings.cpus(*cpus_of(snap.vitals))
+def lane(name: str, snap: Snapshot) -> TimeLines:
+    """Memory, CPUs or what the device's driver says over time."""
+    return readings.lane(name, *READ[name](snap.vitals))
 
 
 def legend(steps: Steps, device_share: float | None = None) -> Component:
@@ -75,6 +64,7 @@ def legend(steps: Steps, device_share: float | None = None) -> Component:
     return html.Div([named, html.P(clocks(device_share), className="note")])
 
 
-def _within(steps: Steps, marked: Sequence[Mark]) -> tuple[Mark, ...]:
+def _bins(steps: Steps, marked: Sequence[Mark]) -> StepBins:
     end = steps.first + steps.width * len(steps)
-    return tuple(mark for mark in marked if steps.first <= mark.step <= end)
+    within = tuple(mark for mark in marked if steps.first <= mark.step <= end)
+    return StepBins(first=steps.first, width=steps.width, marks=within)

@@ -18,7 +18,6 @@ from pathlib import Path
 from time import monotonic
 
 from diagnose.dashboards._analyst import Analysis, Analyst, Answer
-from diagnose.dashboards._bins import MAX_BINS
 from diagnose.dashboards._composed import composed, doing
 from diagnose.dashboards._device_steps import bins_by_device
 from diagnose.dashboards._followed import Followed
@@ -113,25 +112,19 @@ class Live:
         self._ready.wait(first_look_s)
         return self._snapshot
 
-    def steps(self, first: int, last: int, max_bins: int = MAX_BINS) -> Steps:
-        """Returns the steps from `first` to before `last`, read for this call.
-
-        Args:
-            first: The first step.
-            last: The first that is not wanted.
-            max_bins: At most so many bins, in the power of two that holds the range.
-        """
+    def steps(self, first: int, last: int) -> Steps:
+        """Returns the steps from `first` to before `last`, read for this call."""
         tails, parts = self._trained()
         if not tails:
             return Steps()
         drawn = self._snapshot
-        if first <= 0 and last >= drawn.num_steps and max_bins >= MAX_BINS and drawn.filled_share == 1.0:
+        if first <= 0 and last >= drawn.num_steps and drawn.filled_share == 1.0:
             return drawn.overview
-        bins = bins_between([tail.path for tail in tails], first, min(last, tails[0].num_steps), max_bins)
+        bins = bins_between([tail.path for tail in tails], first, min(last, tails[0].num_steps))
         if drawn.device_share is not None:
             with contextlib.suppress(sqlite3.DatabaseError, ValueError, OSError):
                 bins[0] = bins_by_device(tails[0].path, bins[0], first, min(last, tails[0].num_steps))
-        return steps_of(bins[0], of_bins(bins), parts[0], tails[0].begun_ns or 0)
+        return steps_of(bins[0], of_bins(bins), parts[0])
 
     @property
     def is_settled(self) -> bool:

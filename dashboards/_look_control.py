@@ -92,7 +92,7 @@ def register(app: Any, source: Source) -> None:
         argument = {"allow": safety, "forbid": safety, "undo": action}.get(kind, "") or ""
         if kind == "undo" and not argument:
             return "Choose a fix that is in force."
-        return printable(source.command(str(view["run"]), kind, argument).words)
+        return printable(source.command(str(view["run"]), kind, argument))
 
 
 def control_of(snap: Snapshot) -> tuple[bool, list[dict[str, str]], str, list[Component]]:
@@ -102,4 +102,4 @@ def control_of(snap: Snapshot) -> tuple[bool, list[dict[str, str]], str, list[Co
     actions = [{"label": named(trial), "value": trial.action} for trial in kept]
     answers = [mark for mark in snap.marks if mark.kind == "command"][-MAX_ANSWERS:]
     log = [html.Li(f"step {mark.step + 1:,}: {printable(mark.label)}") for mark in reversed(answers)]
-    return not snap.control.allowed, actions, CHOOSE if actions else NOTHING, log
+    return bool(snap.refuses), actions, CHOOSE if actions else NOTHING, log

@@ -10,8 +10,8 @@ from diagnose.dashboards._source import Source
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.report._faults import no_fault, place
-from diagnose.report._wording import printable
+from diagnose.report._faults import no_fault
+from diagnose.report._wording import place, printable
 from diagnose.report.base import Paragraph
 from diagnose.report.findings import card
 from diagnose.report.summary import sentence

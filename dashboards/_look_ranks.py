@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from diagnose.dashboards._snapshot import Lateness, RankBins, Vector
 
-from diagnose.report._charts import RankMap
+from diagnose.report._charts import RankMap, StepBins
 
 MAX_ROWS = 64
 """More rows a reader cannot tell apart, and a browser takes long to draw."""
@@ -84,9 +83,10 @@ def latest_rows(late: Lateness, late_ns: Mapping[int, float]) -> list[int]:
     return sorted(range(len(by_row)), key=lambda row: -by_row[row])[:MAX_LATEST]
 
 
-def chosen_map(late: Lateness, rows: Sequence[int], title: str) -> RankMap:
+def chosen_map(late: Lateness, rows: Sequence[int]) -> RankMap:
     """Shows how late some ranks are, in this order."""
     ranks = [late.ranks[row] for row in rows]
+    title = "Lateness of the latest ranks over the steps, in milliseconds"
     return _fitted(late.late, late.late.values_ms[list(rows)], ranks, (), title, FEW_CELLS)
 
 
@@ -110,16 +110,10 @@ def map_of(
     if together > 1:
         begins = range(0, len(ranks), together)
         labels = tuple(f"{ranks[at]}-{ranks[min(at + together, len(ranks)) - 1]}" for at in begins)
-        values = np.array([_merged(values[at : at + together], highest=highest) for at in begins])
+        most = np.fmax if highest else np.fmin  # which pass over NaN
+        values = most.reduceat(values, begins)
         ranks = tuple(ranks[at] for at in begins)
     return _fitted(bins, values, ranks, labels, title, max_cells)
-
-
-def _merged(values: Vector, *, highest: bool) -> npt.NDArray[np.float64]:
-    known, none = np.isfinite(values), -np.inf if highest else np.inf
-    kept = np.where(known, values, none)
-    most = kept.max(axis=0) if highest else kept.min(axis=0)
-    return np.where(np.isfinite(most), most, np.nan)
 
 
 def _fitted(
@@ -133,7 +127,8 @@ def _fitted(
     width = bins.width
     while values.size > max_cells and values.shape[1] > 1:
         values, width = _halved(values), 2 * width
-    return RankMap(title=title, first=bins.first, width=width, ranks=ranks, values_ms=values, labels=labels)
+    steps = StepBins(first=bins.first, width=width)
+    return RankMap(title=title, steps=steps, ranks=ranks, values_ms=values, labels=labels)
 
 
 def _halved(values: Vector) -> Vector:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import dash
 from dash import Input, Output, State, dcc, html
@@ -13,13 +13,13 @@ from diagnose.dashboards._look_blocks import Component, empty
 from diagnose.dashboards._look_tuning import is_running, tuning_of, tuning_words
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
+from diagnose.dashboards.base import Page, View
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import State as Alive
 from diagnose.core.profile import Profile
 from diagnose.core.trial import Tuning
 from diagnose.core.units import format_share
-from diagnose.report._charts import Mark
 from diagnose.report._faults import gain, headline, lost, lost_share, no_fault
 from diagnose.report._wording import (
     coverage,
@@ -50,7 +50,7 @@ class Verdict:
         code: What to paste.
     """
 
-    tone: str
+    tone: str = ""
     first: str
     more: tuple[str, ...] = ()
     code: str = ""
@@ -64,9 +64,9 @@ def verdict_of(snap: Snapshot) -> Verdict:
         known_so_far = [f"{plural(snap.num_steps, 'step')}{' so far' if is_running(snap) else ''}."]
         if tuned is not None:
             known_so_far.append(sentence(tuning_words(snap, tuned)))
-        return Verdict(tone="", first=sentence(snap.analysis or "being analysed"), more=tuple(known_so_far))
+        return Verdict(first=sentence(snap.analysis or "being analysed"), more=tuple(known_so_far))
     if is_running(snap) and profile.steps.measured <= 0 and not profile.run.lost:
-        return Verdict(tone="", first="No step has been measured yet.")
+        return Verdict(first="No step has been measured yet.")
     failed = failure(profile) if snap.over else None
     more = []
     if failed and profile.steps.measured > 0:
@@ -78,19 +78,13 @@ def verdict_of(snap: Snapshot) -> Verdict:
     if snap.left_out:
         found = replace(found, more=(*found.more, snap.left_out))
     if failed:
-        return Verdict(
-            tone="alarm", first=sentence(f"the {failed}"), more=(*more, *found.lines, *found.more)
-        )
+        first = sentence(f"the {failed}")
+        return Verdict(tone="alarm", first=first, more=(*more, found.first, *found.more))
     if tuned is not None and tuned.kept:
         words = sentence(tuning_words(snap, tuned))
-        return Verdict(tone="good", first=words, more=(*found.lines, *found.more))
+        return Verdict(tone="good", first=words, more=(found.first, *found.more))
     tried = (sentence(tuning_words(snap, tuned)),) if tuned is not None and _has_words(tuned) else ()
-    return Verdict(
-        tone="good" if found.healthy else "",
-        first=found.lines[0],
-        more=(*found.lines[1:], *found.more, *tried),
-        code=found.code,
-    )
+    return replace(found, more=(*found.more, *tried))
 
 
 def known(snap: Snapshot) -> Profile | None:
@@ -101,30 +95,22 @@ def known(snap: Snapshot) -> Profile | None:
     return replace(profile, run=replace(profile.run, lost=snap.lost))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    lines: tuple[str, ...]
-    more: tuple[str, ...] = ()
-    code: str = ""
-    healthy: bool = False
-
-
-def _findings(profile: Profile) -> _Found:
+def _findings(profile: Profile) -> Verdict:
     if profile.steps.measured <= 0:
         advice, code = what_to_do_without_steps(profile)
-        return _Found(lines=(sentence(nothing_measured(profile)),), more=(advice,), code=code)
+        return Verdict(first=sentence(nothing_measured(profile)), more=(advice,), code=code)
     doubt = too_few(profile)
     if doubt:
-        return _Found(lines=(sentence(doubt),))
+        return Verdict(first=sentence(doubt))
     nothing = no_fault(profile)
     if nothing or not profile.findings:
-        return _Found(lines=(sentence(nothing or "no rule was asked"),), healthy=bool(nothing))
+        return Verdict(tone="good" if nothing else "", first=sentence(nothing or "no rule was asked"))
     top = profile.findings[0]
     without = "without it" if top.fix_won_ns is None else "with its fix"
     cost = f"It costs {lost(top)} per step, {lost_share(top, profile)} of it; {without} training would be "
     others = len(profile.findings) - 1
     rest = (f"{plural(others, 'more finding')} below.",) if others else ()
-    return _Found(lines=(f"{headline(top)}.", f"{cost}{gain(top, profile)} as fast."), more=rest)
+    return Verdict(first=f"{headline(top)}.", more=(f"{cost}{gain(top, profile)} as fast.", *rest))
 
 
 def _has_words(tuning: Tuning) -> bool:
@@ -136,14 +122,14 @@ def verdict_box(snap: Snapshot) -> Component:
     words = verdict_of(snap)
     code = [html.P(html.Code(words.code))] if words.code else []
     return html.Div(
-        [html.P(printable(words.first), className="first"), *map(_line, words.more), *code],
+        [
+            html.P(printable(words.first), className="first"),
+            *(html.P(printable(text)) for text in words.more),
+            *code,
+        ],
         className=f"verdict {words.tone}".strip(),
         role="status",
     )
-
-
-def _line(text: str) -> Component:
-    return html.P(printable(text))
 
 
 def badge(snap: Snapshot) -> Component:
@@ -185,73 +171,66 @@ def _filling(snap: Snapshot) -> list[Component]:
     return [html.Span(f"history {format_share(snap.filled_share)} read", className="badge calm")]
 
 
-def marks(snap: Snapshot) -> tuple[Mark, ...]:
-    """Returns what tuning and control did, as charts draw it."""
-    return tuple(Mark(step=mark.step, label=mark.label, strong=mark.strong) for mark in snap.marks)
-
-
-def body(name: str) -> Component:
-    """Returns the part of a page that `refreshed` fills, empty until the first tick."""
-    return html.Div(
-        [
-            dcc.Store(id=f"{name}-drawn"),
-            html.Div(READING, id=f"{name}-title"),
-            html.Div(id=f"{name}-body"),
-        ]
-    )
-
-
-def refreshed(
-    app: dash.Dash,
-    source: Source,
-    name: str,
-    heading: str,
-    draw: Callable[[Snapshot, Mapping[str, str]], Sequence[Component]],
-    key: Callable[[Snapshot], Sequence[Any]],
-) -> None:
-    """Draws the page again on a tick, but only where what it shows is no longer what it showed.
+class RunPage(Page):
+    """A page of one run, drawn again on a tick, but only where what it shows is no longer what it showed.
 
     Its title says how the run stands and follows every look at it; the body is larger and follows its key.
 
-    Args:
-        app: The app to register with.
-        source: Where snapshots come from.
-        name: The page, as the URL has it.
-        heading: The page, as its link has it.
-        draw: Makes the body of the page, for what the address asks for.
-        key: What the body depends on, beside the analysis.
+    Attributes:
+        name: The page, as the address has it.
     """
 
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output(f"{name}-title", "children"),
-        Output(f"{name}-body", "children"),
-        Output(f"{name}-drawn", "data"),
-        Input("tick", "n_intervals"),
-        Input("view", "data"),
-        State(f"{name}-drawn", "data"),
-    )
-    def refresh(_: int, view: dict[str, Any] | None, drawn: dict[str, str] | None) -> tuple[Any, Any, Any]:
-        same = (dash.no_update, dash.no_update, dash.no_update)
-        if not view or view.get("page") != name or not view.get("run"):
-            return same
-        try:
-            snap = source.run(view["run"]).snapshot()
-        except DiagnoseError as error:
-            return None, empty("This run cannot be shown", str(error)), None
-        if not snap.version:  # of a thousand ranks the first look takes a few seconds
-            return READING, None, None
-        query = view.get("query") or {}
-        analysed = (snap.analysed_steps, snap.profile is None, snap.over, snap.lost)
-        new = {
-            "title": f"{snap.id}/{snap.version}",
-            "body": _stamp((snap.id, snap.started, analysed, query, *key(snap))),
-        }
-        drawn = drawn or {}
-        if new == drawn:
-            return same
-        if new["body"] == drawn.get("body"):
-            return title(snap, heading), dash.no_update, new
-        return title(snap, heading), draw(snap, query), new
+    name: ClassVar[str]
+
+    def draw(self, snap: Snapshot, query: Mapping[str, str]) -> Sequence[Component]:
+        """Returns the body of the page, for what the address asks for."""
+        raise NotImplementedError
+
+    def key(self, snap: Snapshot) -> tuple[Any, ...]:
+        """Returns what the body depends on, beside the analysis."""
+        return ()
+
+    def layout(self, view: View, source: Source) -> Any:
+        """See `Page`: the body is empty until the first tick."""
+        return html.Div(
+            [
+                dcc.Store(id=f"{self.name}-drawn"),
+                html.Div(READING, id=f"{self.name}-title"),
+                html.Div(id=f"{self.name}-body"),
+            ]
+        )
+
+    def callbacks(self, app: Any, source: Source) -> None:
+        @app.callback(  # type: ignore[untyped-decorator]
+            Output(f"{self.name}-title", "children"),
+            Output(f"{self.name}-body", "children"),
+            Output(f"{self.name}-drawn", "data"),
+            Input("tick", "n_intervals"),
+            Input("view", "data"),
+            State(f"{self.name}-drawn", "data"),
+        )
+        def refresh(_: int, view: dict[str, Any] | None, drawn: dict[str, str] | None) -> tuple[Any, ...]:
+            same = (dash.no_update, dash.no_update, dash.no_update)
+            if not view or view.get("page") != self.name or not view.get("run"):
+                return same
+            try:
+                snap = source.run(view["run"]).snapshot()
+            except DiagnoseError as error:
+                return None, empty("This run cannot be shown", str(error)), None
+            if not snap.version:  # of a thousand ranks the first look takes a few seconds
+                return READING, None, None
+            query = view.get("query") or {}
+            analysed = (snap.analysed_steps, snap.profile is None, snap.over, snap.lost)
+            new = {
+                "title": f"{snap.id}/{snap.version}",
+                "body": _stamp((snap.id, snap.started, analysed, query, *self.key(snap))),
+            }
+            drawn = drawn or {}
+            if new == drawn:
+                return same
+            if new["body"] == drawn.get("body"):
+                return title(snap, self.title), dash.no_update, new
+            return title(snap, self.title), self.draw(snap, query), new
 
 
 def _stamp(parts: tuple[Any, ...]) -> str:

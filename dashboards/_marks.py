@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from diagnose.dashboards._snapshot import Mark
 
 from diagnose.analysis.tuning import KINDS, tuning_of
 from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.trial import Measured, Outcome, Trial, Tuning
-from diagnose.core.units import NS_PER_S
+from diagnose.report._charts import Mark
 from diagnose.report._tuning_words import TOLD, gain, named
 from diagnose.store.reader import RankLog
 from diagnose.store.tail import Event
@@ -28,13 +27,8 @@ BAD_EVENT = (KeyError, TypeError, ValueError)
 """What a torn or foreign event raises; it is left out."""
 
 
-def marks_of(events: Sequence[Event], begun_ns: int) -> tuple[Mark, ...]:
-    """Returns what happened, in order.
-
-    Args:
-        events: Of the first rank.
-        begun_ns: When its first step ended.
-    """
+def marks_of(events: Sequence[Event]) -> tuple[Mark, ...]:
+    """Returns what happened, in order, as the events of the first rank tell it."""
     marks = []
     for event in events:
         try:
@@ -42,16 +36,7 @@ def marks_of(events: Sequence[Event], begun_ns: int) -> tuple[Mark, ...]:
         except BAD_EVENT:
             continue
         if label:
-            marks.append(
-                Mark(
-                    step=event.step,
-                    time_s=(event.time_ns - begun_ns) / NS_PER_S,
-                    kind=event.kind,
-                    label=label,
-                    strong=strong,
-                    detail=event.detail,
-                )
-            )
+            marks.append(Mark(step=event.step, label=label, strong=strong, kind=event.kind))
     if len(marks) > MAX_MARKS:
         telling = [mark for mark in marks if mark.kind not in ("recheck", "tuning")]
         marks = telling[-MAX_MARKS:]

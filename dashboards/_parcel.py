@@ -25,32 +25,28 @@ class Part:
     Attributes:
         name: Likewise.
         stamps: Likewise, with what `answer` sends.
+        is_new: Whether nothing that the page has of it stays.
     """
 
     def __init__(self, name: str, stamps: Sequence[str]) -> None:
         self.name = name
         self.stamps = list(stamps)
         self._made: Sequence[Any] | None = None
-        self._is_new = False
+        self.is_new = False
 
     def becomes(self, made: Sequence[Any]) -> None:
         """Says what the list shall be."""
         self._made = made
         if len(made) < len(self.stamps) or not self.stamps:
-            self._is_new, self.stamps = True, []
+            self.is_new, self.stamps = True, []
 
     def pieces(self) -> dict[str, Any]:
         """Returns the components that the page lacks, by name."""
         named = {f"{self.name}/{place}": each for place, each in enumerate(self._made or ())}
-        if not self._is_new:
+        if not self.is_new:
             known = {f"{self.name}/{place}": stamp for place, stamp in enumerate(self.stamps)}
             named = {name: each for name, each in named.items() if stamp_of(each) != known.get(name)}
         return named
-
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing that the page has of it stays."""
-        return self._is_new
 
     @property
     def is_short(self) -> bool:
@@ -59,19 +55,16 @@ class Part:
 
     def answer(self, taken: Iterable[str]) -> Any:
         """Returns what the page gets of the pieces that go now."""
-        pieces, places = self.pieces(), []
-        for name in taken:
-            if name in pieces:
-                places.append(int(name.rpartition("/")[2]))
-        if self._is_new:
-            assert places == list(range(len(places))), "none overtakes another"
-            self.stamps = [stamp_of(pieces[f"{self.name}/{place}"]) for place in places]
-            return [pieces[f"{self.name}/{place}"] for place in places]
-        if not places:
+        pieces = self.pieces()
+        sent = {int(name.rpartition("/")[2]): pieces[name] for name in taken if name in pieces}
+        if self.is_new:
+            assert list(sent) == list(range(len(sent))), "none overtakes another"
+            self.stamps = [stamp_of(piece) for piece in sent.values()]
+            return list(sent.values())
+        if not sent:
             return dash.no_update
         patch = dash.Patch()
-        for place in places:
-            piece = pieces[f"{self.name}/{place}"]
+        for place, piece in sent.items():
             if place < len(self.stamps):
                 patch[place] = piece
                 self.stamps[place] = stamp_of(piece)

@@ -12,18 +12,17 @@ from diagnose.dashboards._bins import MAX_BINS, Bins
 from diagnose.store.tail import BAD_ROW, MAX_CHUNKS, Chunk, look
 
 
-def bins_between(paths: Sequence[Path], first: int, last: int, max_bins: int) -> list[Bins]:
+def bins_between(paths: Sequence[Path], first: int, last: int) -> list[Bins]:
     """Returns the steps of each rank from `first` to before `last`, in bins that are alike.
 
     Args:
         paths: The ranks' files; one that cannot be read gives empty bins.
         first: The first step.
         last: The first that is not wanted.
-        max_bins: At most so many bins, if this is less than what `Bins` holds.
     """
     first, last = max(0, first), max(0, first, last)
     width = 1
-    while (last - 1) // width - first // width + 1 > min(max_bins, MAX_BINS):
+    while (last - 1) // width - first // width + 1 > MAX_BINS:
         width *= 2
     start = first // width * width
     found = []

@@ -2,7 +2,7 @@
 
 Of a thousand ranks few have been asked since the last time, and all are drawn together.
 
-Legend: B is a bin, S one of the newest steps, W one of `WAITS`, C samples and tokens.
+Legend: B is a bin, S one of the newest steps, W one of `WAITS`.
 """
 
 from __future__ import annotations
@@ -34,30 +34,25 @@ class RankSeries:
 
     def filled(self, bins: Bins) -> slice:
         """Returns the bins from the first to the last that has a step."""
-        found: slice = self._known("filled", bins.changes, bins.filled)
-        return found
+        return self._known("filled", bins.changes, bins.filled)
 
-    def rates_BC(self, bins: Bins) -> Rates:
+    def rates_B(self, bins: Bins) -> Rates:
         """Returns what the rank does per second in each bin."""
-        rates: Rates = self._known("rates", bins.changes, lambda: rates_of(bins.sums))
-        return rates
+        return self._known("rates", bins.changes, lambda: rates_of(bins.sums))
 
     def waits_BW(self, bins: Bins, factor: int, parts: GapParts) -> Vector:
         """Returns nanoseconds per step of each wait, `factor` bins made one; NaN where none was read."""
         key = (bins.changes, factor, parts)
-        waits: Vector = self._known("waits", key, lambda: _waits_BW(bins, factor, parts))
-        return waits
+        return self._known("waits", key, lambda: _waits_BW(bins, factor, parts))
 
-    def recent_rates_SC(self, num_steps: int, recent: npt.NDArray[np.int64]) -> Rates:
+    def recent_rates_S(self, num_steps: int, recent: npt.NDArray[np.int64]) -> Rates:
         """Returns what the rank does per second in each of its newest steps, up to `num_steps`."""
-        rates: Rates = self._known("recent rates", num_steps, lambda: rates_of(recent))
-        return rates
+        return self._known("recent rates", num_steps, lambda: rates_of(recent))
 
     def recent_waits_2S(self, num_steps: int, recent: npt.NDArray[np.int64], parts: GapParts) -> Vector:
         """Returns how long the rank waits in each of its newest steps, and how long each takes, in ns."""
         key = (num_steps, parts)
-        waits: Vector = self._known("recent waits", key, lambda: _recent_waits_2S(recent, parts))
-        return waits
+        return self._known("recent waits", key, lambda: _recent_waits_2S(recent, parts))
 
     def _known(self, name: str, key: Any, make: Callable[[], Any]) -> Any:
         kept = self._kept.get(name)

@@ -18,52 +18,46 @@ GapParts = Mapping[int, Mapping[Phase, float]]
 """For each gap slot, the part of it that each phase has, as the sampled lines tell."""
 
 Rates = npt.NDArray[np.float64]
-"""Samples and tokens per second, of each bin or step; shape `(bins, 2)`."""
+"""Samples per second, of each bin or step."""
 
-COUNTED = [COLUMNS.index("samples"), COLUMNS.index("tokens")]
+SAMPLES = COLUMNS.index("samples")
 ORDER = tuple(Phase)
 
 
-def steps_of(bins: Bins, rates: Rates, parts: GapParts, begun_ns: int) -> Steps:
+def steps_of(bins: Bins, rates: Rates, parts: GapParts) -> Steps:
     """Returns the first rank's bins as series, with the throughput of all ranks.
 
     Args:
         bins: Of the first rank.
         rates: Of all ranks together, in each of its bins; 0 where they are not known.
         parts: How the first rank's gaps divide.
-        begun_ns: When its first step ended.
     """
     used = bins.filled()
     counts = bins.counts[used]
     if not len(counts):
         return Steps(width=bins.width)
     each = _each(counts)
-    sums = bins.sums[used]
-    slots_ns = sums[:, len(COUNTS) :].astype(float)
+    slots_ns = bins.sums[used, len(COUNTS) :].astype(float)
     phases_ms = slots_ns @ phase_weights(parts) * each[:, None] / NS_PER_MS
     phase_ms = {
         phase: phases_ms[:, index]
         for index, phase in enumerate(ORDER)
         if np.nansum(phases_ms[:, index]) > 0
     }
-    rates = np.where((counts > 0)[:, None] & (rates[used] > 0), rates[used], np.nan)
     return Steps(
         first=bins.start + used.start * bins.width,
         width=bins.width,
         counts=counts.copy(),
         step_ms=slots_ns.sum(axis=1) * each / NS_PER_MS,
-        longest_ms=np.where(counts > 0, bins.longest_ns[used] / NS_PER_MS, np.nan),
         phase_ms=phase_ms,
-        samples_per_s=rates[:, 0],
-        tokens_per_s=rates[:, 1],
-        end_s=np.where(counts > 0, (sums[:, 0] - begun_ns) / NS_PER_S, np.nan),
+        samples_per_s=np.where((counts > 0) & (rates[used] > 0), rates[used], np.nan),
     )
 
 
 def rates_of(sums: npt.NDArray[np.int64]) -> Rates:
     """Returns what one rank does in each bin or step; 0 where nothing took any time."""
-    time_ns = sums[:, len(COUNTS) :].sum(axis=1).astype(float)[:, None]
-    done = sums[:, COUNTED] * float(NS_PER_S)
+    time_ns = sums[:, len(COUNTS) :].sum(axis=1).astype(float)
+    done = sums[:, SAMPLES] * float(NS_PER_S)
     return np.divide(done, time_ns, out=np.zeros_like(done), where=time_ns > 0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from diagnose.core.liveness import Liveness
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.trial import Tuning
+from diagnose.report._charts import Mark
 
 Vector = npt.NDArray[np.float64]
 
@@ -33,23 +33,17 @@ class Steps:
         counts: Steps of each bin that have been read; fewer than `width` at both ends, 0 where records are
             damaged or not yet read. All else is NaN there.
         step_ms: Mean wall time of a step.
-        longest_ms: The longest step of the bin; where only sums were read, the longest mean of a flush.
         phase_ms: Mean time of each phase in a step's order; they sum to `step_ms`. A phase that took no
             time anywhere is absent.
         samples_per_s: Of all ranks together; NaN where no batch size is known.
-        tokens_per_s: Likewise.
-        end_s: Seconds from the end of the run's first step to the end of the bin's last.
     """
 
     first: int = 0
     width: int = 1
     counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     step_ms: Vector = field(default_factory=_none)
-    longest_ms: Vector = field(default_factory=_none)
     phase_ms: Mapping[Phase, Vector] = field(default_factory=dict)
     samples_per_s: Vector = field(default_factory=_none)
-    tokens_per_s: Vector = field(default_factory=_none)
-    end_s: Vector = field(default_factory=_none)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -105,53 +99,17 @@ class Lateness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Mark:
-    """Something that tuning or a command did.
-
-    Attributes:
-        step: The step, from 0.
-        time_s: Seconds from the end of the run's first step.
-        kind: `trial`, `confirmation`, `undone`, `dropped`, `tuning`, `command`, ...
-        label: What happened, in a few words.
-        strong: Whether it changed the run to its end: kept, undone, dropped.
-        detail: What the event holds.
-    """
-
-    step: int
-    time_s: float
-    kind: str
-    label: str
-    strong: bool = False
-    detail: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankState:
     """One rank's file.
 
     Attributes:
         number: The rank.
-        host: Its machine.
         num_steps: Steps that it has recorded.
         words: Why it cannot be read, or what of it is damaged; empty where all is well.
     """
 
     number: int
-    host: str = ""
     num_steps: int = 0
-    words: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Control:
-    """Whether the job takes commands.
-
-    Attributes:
-        allowed: Whether it does.
-        words: Why not.
-    """
-
-    allowed: bool = False
     words: str = ""
 
 
@@ -165,7 +123,6 @@ class Snapshot:
         script: The script or module as the user typed it.
         argv: Its arguments.
         started: When, ISO 8601.
-        cwd: Where.
         liveness: Whether it goes on.
         words: The same in words.
         over: Whether nothing more will come: it has ended, and all of it is read and analysed.
@@ -188,7 +145,7 @@ class Snapshot:
         analysed_steps: Steps that there were when it was.
         left_out: What the analysis leaves out, in words, such as all ranks but the first.
         analysis: `being analysed`, or why there is no profile; empty when there is a fresh one.
-        control: Whether commands can be given.
+        refuses: Why the job takes no commands; empty where it does.
     """
 
     version: int
@@ -196,7 +153,6 @@ class Snapshot:
     script: str = ""
     argv: tuple[str, ...] = ()
     started: str = ""
-    cwd: str = ""
     liveness: Liveness
     words: str = ""
     over: bool = False
@@ -218,4 +174,4 @@ class Snapshot:
     analysed_steps: int = 0
     left_out: str = ""
     analysis: str = ""
-    control: Control = field(default_factory=Control)
+    refuses: str = "Nothing is known of this run yet."

@@ -20,7 +20,6 @@ from diagnose.dashboards._zoomed import Ranges
 
 from diagnose.core.command import Command
 from diagnose.core.errors import DiagnoseError
-from diagnose.launch.control import Answer as Answered
 from diagnose.launch.control import send
 from diagnose.store.runs import NAME, rank_files
 from diagnose.store.tail import look
@@ -157,30 +156,28 @@ class Source:
         first, last = max(1, line - around), min(len(lines), line + around)
         return tuple((number, lines[number - 1]) for number in range(first, last + 1))
 
-    def command(self, run: str, kind: str, argument: str = "") -> Answered:
+    def command(self, run: str, kind: str, argument: str = "") -> str:
         """Hands a command to the running job; what the job did with it comes as a mark of the run.
+
+        Returns:
+            Whether it was handed over, or why not, in words.
 
         Raises:
             DiagnoseError: If there is no such run.
         """
         folder = self.folder(run)
         if not self._trusted():
-            return Answered(
-                accepted=False,
-                words="Commands need the token: open the address that the terminal printed.",
-            )
-        control = self.run(run).snapshot(COMMAND_WAITS_S).control
-        if not control.allowed:
-            return Answered(accepted=False, words=control.words)
+            return "Commands need the token: open the address that the terminal printed."
+        refuses = self.run(run).snapshot(COMMAND_WAITS_S).refuses
+        if refuses:
+            return refuses
         try:
             send(folder, Command(command=kind, argument=argument))
         except ValueError as error:
-            return Answered(accepted=False, words=f"{error}.")
+            return f"{error}."
         except OSError as error:
-            return Answered(
-                accepted=False, words=f"The command could not be handed over: {error.strerror}."
-            )
-        return Answered(accepted=True, words="Handed over; the job answers at the end of a step.")
+            return f"The command could not be handed over: {error.strerror}."
+        return "Handed over; the job answers at the end of a step."
 
     def close(self) -> None:
         """Ends everything that follows a run."""

@@ -3,7 +3,7 @@
 Of a thousand ranks those asked last know of more steps than those whose turn is to come. Steps that a rank
 has not told of yet are taken to go as those of the others; steps that it will never tell of are not.
 
-Legend: B is a bin, S a step, C is samples and tokens.
+Legend: B is a bin, S a step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from diagnose.dashboards._bins import MAX_BINS, Bins
 from diagnose.dashboards._device_steps import Seen
-from diagnose.dashboards._series import COUNTED, Rates, rates_of
+from diagnose.dashboards._series import Rates, rates_of
 from diagnose.dashboards._tailing import RECENT_STEPS, RankTail
 
 FAR_BEHIND = RECENT_STEPS // 2
@@ -29,7 +29,7 @@ class Together:
     """
 
     def __init__(self, size: int) -> None:
-        self._rates: Rates = np.zeros((size, len(COUNTED)))
+        self._rates: Rates = np.zeros(size)
         self._told: npt.NDArray[np.int64] = np.zeros(size, dtype=np.int64)
         self._missing: npt.NDArray[np.int64] = np.zeros(size, dtype=np.int64)
 
@@ -37,7 +37,7 @@ class Together:
         """Adds what a rank did from a bin on; where it is 0 the rank has told of no steps."""
         where = slice(begin, begin + len(rates))
         self._rates[where] += rates
-        self._told[where] += rates.any(axis=1)
+        self._told[where] += rates > 0
 
     def miss(self, begin: int, end: int | None = None) -> None:
         """Counts a rank in bins in which it trains, but has not told of its steps."""
@@ -46,8 +46,7 @@ class Together:
     def rates(self) -> Rates:
         """Returns what all do; 0 in bins that tell nothing of it."""
         told = np.maximum(self._told, 1)
-        rates: Rates = self._rates * (1 + self._missing / told)[:, None]
-        return rates
+        return self._rates * (1 + self._missing / told)
 
 
 def of_bins(ranks: Sequence[Bins]) -> Rates:
@@ -69,7 +68,7 @@ def overall(tails: Sequence[RankTail], first: Seen) -> Rates:
     for tail in tails:
         width = tail.bins.width
         by_device = tail is tails[0] and first.device_share is not None
-        rates = rates_of(first.bins.sums) if by_device else tail.series.rates_BC(tail.bins)
+        rates = rates_of(first.bins.sums) if by_device else tail.series.rates_B(tail.bins)
         together.add(0, rates)
         together.miss(0, tail.unread_steps // width)
         if _is_awaited(tail, tails[0].num_steps):
@@ -91,11 +90,11 @@ def recent(tails: Sequence[RankTail], first: Seen, begin: int, end: int) -> Rate
     together = Together(end - begin)
     for tail in tails:
         if tail is tails[0] and first.device_share is not None:
-            rates_SC, told = rates_of(first.recent), first.num_steps
+            rates_S, told = rates_of(first.recent), first.num_steps
         else:
-            rates_SC, told = tail.series.recent_rates_SC(tail.num_steps, tail.recent), tail.num_steps
-        known = told - len(rates_SC)
-        together.add(max(0, known - begin), rates_SC[max(0, begin - known) : max(0, end - known)])
+            rates_S, told = tail.series.recent_rates_S(tail.num_steps, tail.recent), tail.num_steps
+        known = told - len(rates_S)
+        together.add(max(0, known - begin), rates_S[max(0, begin - known) : max(0, end - known)])
         together.miss(0, min(max(0, known - begin), end - begin))
         if _is_awaited(tail, tails[0].num_steps) and tail.num_steps < end:
             together.miss(max(0, tail.num_steps - begin))

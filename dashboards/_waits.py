@@ -146,8 +146,7 @@ class LateBins:
         """Returns by how much each rank held the others up per step of a bin, of bins with steps."""
         begins = np.arange(0, self.num_steps, self.width)
         steps_B = np.minimum(self.width, self.num_steps - begins)
-        each: Vector = self.held_ns[:, : len(begins)] / steps_B
-        return each
+        return self.held_ns[:, : len(begins)] / steps_B
 
     def newest_ns(self) -> npt.NDArray[np.float64]:
         """Returns likewise per step of the newest ones compared; shape `(R,)`."""

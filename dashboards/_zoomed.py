@@ -114,9 +114,6 @@ def cropped(steps: Steps, first: int, last: int) -> Steps:
         first=steps.first + begin * steps.width,
         counts=steps.counts[part],
         step_ms=steps.step_ms[part],
-        longest_ms=steps.longest_ms[part],
         phase_ms={phase: values[part] for phase, values in steps.phase_ms.items()},
         samples_per_s=steps.samples_per_s[part],
-        tokens_per_s=steps.tokens_per_s[part],
-        end_s=steps.end_s[part],
     )

@@ -8,11 +8,9 @@ from typing import Any
 
 from dash import html
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
-from diagnose.dashboards._look_run import body, marks, refreshed
+from diagnose.dashboards._look_run import RunPage
 from diagnose.dashboards._look_tuning import is_running, tuning_of, tuning_words
 from diagnose.dashboards._snapshot import Snapshot
-from diagnose.dashboards._source import Source
-from diagnose.dashboards.base import Page, View
 
 from diagnose.core.profile import Profile, RunInfo, Status
 from diagnose.core.trial import Tuning
@@ -23,57 +21,46 @@ from diagnose.report.base import Fact, Facts, Paragraph
 from diagnose.report.summary import sentence
 from diagnose.report.tuning import TuningSection
 
-NAME = "before-after"
 
-
-class BeforeAfter(Page):
+class BeforeAfter(RunPage):
     """Every fix that was tried, predicted beside measured, and the step before and after them all."""
 
+    name = "before-after"
     title = "Before / after"
     order = 20
 
-    def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
-        return body(NAME)
+    def key(self, snap: Snapshot) -> tuple[Any, ...]:
+        noted = snap.loss
+        return (snap.tuning, noted and (noted.width, len(noted.means)))
 
-    def callbacks(self, app: Any, source: Source) -> None:
-        """See `Page`."""
-        refreshed(app, source, NAME, self.title, _draw, _seen)
-
-
-def _seen(snap: Snapshot) -> tuple[Any, ...]:
-    noted = snap.loss
-    return (snap.tuning, noted and (noted.width, len(noted.means)))
-
-
-def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
-    profile, tuning = snap.profile, tuning_of(snap)
-    if tuning is None and profile is None:
-        return [empty("Not analysed yet", _waiting(snap))]
-    if tuning is None:
-        words = "Nothing was changed here. With `--tune`, fixes are tried on the running job and kept"
-        return [
-            empty(
-                "This run was not tuned",
-                f"{words} only where a paired measurement shows that they help.",
-                f"diagnose run --tune {snap.script}",
-            )
-        ]
-    made = []
-    headline = _headline(tuning)
-    if headline:
-        made += shown([Facts(items=tuple(headline), headline=True)])
-    section = TuningSection()
-    run = profile or Profile(run=RunInfo(id=snap.id, script=snap.script), status=Status.OK)
-    blocks = section.blocks(replace(run, tuning=tuning))
-    if is_running(snap):
-        so_far = Paragraph(text=sentence(tuning_words(snap, tuning)))
-        blocks = [so_far, *blocks[1:]]  # the first says what it came to in the end
-    made.append(panel(section.title, *shown(blocks)))
-    made.append(_loss(snap, profile, tuning))
-    if profile is None:
-        made.append(empty("The step before and after is not analysed yet", _waiting(snap)))
-    return made
+    def draw(self, snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
+        profile, tuning = snap.profile, tuning_of(snap)
+        if tuning is None and profile is None:
+            return [empty("Not analysed yet", _waiting(snap))]
+        if tuning is None:
+            words = "Nothing was changed here. With `--tune`, fixes are tried on the running job and kept"
+            return [
+                empty(
+                    "This run was not tuned",
+                    f"{words} only where a paired measurement shows that they help.",
+                    f"diagnose run --tune {snap.script}",
+                )
+            ]
+        made = []
+        headline = _headline(tuning)
+        if headline:
+            made += shown([Facts(items=tuple(headline), headline=True)])
+        section = TuningSection()
+        run = profile or Profile(run=RunInfo(id=snap.id, script=snap.script), status=Status.OK)
+        blocks = section.blocks(replace(run, tuning=tuning))
+        if is_running(snap):
+            so_far = Paragraph(text=sentence(tuning_words(snap, tuning)))
+            blocks = [so_far, *blocks[1:]]  # the first says what it came to in the end
+        made.append(panel(section.title, *shown(blocks)))
+        made.append(_loss(snap, profile, tuning))
+        if profile is None:
+            made.append(empty("The step before and after is not analysed yet", _waiting(snap)))
+        return made
 
 
 def _waiting(snap: Snapshot) -> str:
@@ -86,7 +73,7 @@ def _loss(snap: Snapshot, profile: Profile | None, tuning: Tuning) -> Component:
         return panel("Training loss", html.P(_why_no_loss(profile), className="words"))
     return panel(
         "Training loss",
-        chart(loss.curve(snap.loss, tuning, marks(snap)), height=320),
+        chart(loss.curve(snap.loss, tuning, snap.marks), height=320),
         note=loss.words(snap.loss, tuning, snap.num_steps),
     )
 
@@ -106,11 +93,9 @@ def _why_no_loss(profile: Profile | None) -> str:
 
 
 def _headline(tuning: Tuning) -> list[Fact]:
-    confirmed, on = tuning.confirmation, "all"
-    if confirmed is None:
-        confirmed, on = tuning.earlier, f"the first {tuning.num_earlier}"
-    if confirmed is None or not tuning.kept:  # undone after all
+    if tuning.confirmed is None:
         return []
+    confirmed, on = tuning.confirmed
     speedup, _, interval = gain(confirmed).partition(" (")
     detail = f"{interval.rstrip(')')}; {on} on against all off"
     step_ns = (confirmed.without_ns, confirmed.with_ns)

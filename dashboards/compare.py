@@ -35,7 +35,6 @@ class Compare(Page):
     of_run = False
 
     def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
         labels = {row.id: f"{row.id}  ({printable(row.script)})" for row in source.runs()}
         chosen = {side: _known(source, view.query.get(side, "")) for side in "ab"}
         for run in filter(None, chosen.values()):
@@ -58,8 +57,6 @@ class Compare(Page):
         )
 
     def callbacks(self, app: Any, source: Source) -> None:
-        """See `Page`."""
-
         @app.callback(  # type: ignore[untyped-decorator]
             Output("compare-link", "children"), Input("compare-a", "value"), Input("compare-b", "value")
         )

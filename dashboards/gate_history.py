@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from dash import html
-from diagnose.dashboards._baselines import Baseline, Entry, baselines_beside
+from diagnose.dashboards._baselines import RATE, baselines_beside, machine_in_words, rated
 from diagnose.dashboards._look_blocks import empty, panel, shown
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
 
 from diagnose.analysis.steps_in_history import level_changes
 from diagnose.core.units import format_rate
+from diagnose.gate.baseline import Baseline, Entry
 from diagnose.report._charts import Levels
 from diagnose.report._comparison import signed_share
 from diagnose.report._wording import short_path
@@ -30,7 +32,6 @@ class GateHistory(Page):
     of_run = False
 
     def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
         head = html.Div([html.P("Gate", className="eyebrow"), html.H1("History")], className="title")
         known = baselines_beside(source.root)
         if not known:
@@ -38,26 +39,26 @@ class GateHistory(Page):
             place = short_path(str(source.root.parent / "baselines"))
             hint = f"{words} `{place}`. Nothing is there yet. On the main branch, record the first:"
             return html.Div([head, empty("No baselines yet", hint, "diagnose baseline update -- train.py")])
-        return html.Div([head, *map(_machine, known)])
+        return html.Div([head, *(_machine(key, baseline) for key, baseline in known.items())])
 
 
-def _machine(baseline: Baseline) -> Any:
-    name = baseline.command or baseline.key
-    machine = f"{baseline.key}.json: {baseline.machine}"
-    if baseline.trouble:
-        words = Paragraph(text=f"{baseline.key}.json cannot be shown: {baseline.trouble}.", alarm=True)
-        return panel(baseline.key, *shown([words]))
-    if not baseline.entries:
+def _machine(key: str, baseline: Baseline | str) -> Any:
+    if isinstance(baseline, str):
+        return panel(key, *shown([Paragraph(text=baseline, alarm=True)]))
+    hard = baseline.fingerprint.hard
+    name, machine = str(hard.get("command") or key), f"{key}.json: {machine_in_words(hard)}"
+    entries = rated(baseline)
+    if not entries:
         words = Paragraph(text="No entry with samples/s.")
         return panel(name, *shown([words]), note=machine)
-    entries = baseline.entries
-    changes = level_changes([entry.samples_per_s for entry in entries])
+    rates = [entry.metrics[RATE] for entry in entries]
+    changes = level_changes(rates)
     drawn = Levels(
         title="Samples per second of each commit; the table below has the figures",
         unit="samples/s",
         labels=[_name(entry) for entry in entries],
-        values=[entry.samples_per_s for entry in entries],
-        singles=[entry.runs for entry in entries],
+        values=rates,
+        singles=[_singles(entry) for entry in entries],
         changes=changes,
     )
     blocks: list[Block] = [drawn, *_levels(entries, changes), _table(entries, changes)]
@@ -67,8 +68,8 @@ def _machine(baseline: Baseline) -> Any:
 def _levels(entries: tuple[Entry, ...], changes: list[int]) -> list[Paragraph]:
     """Says each change of level in words."""
     edges = [0, *changes, len(entries)]
-    rates = [entry.samples_per_s for entry in entries]
-    levels = [_median(rates[one:other]) for one, other in pairwise(edges)]
+    rates = [entry.metrics[RATE] for entry in entries]
+    levels = [median(rates[one:other]) for one, other in pairwise(edges)]
     if not changes:
         return [Paragraph(text="No lasting change of level.")]
     return [
@@ -82,7 +83,7 @@ def _levels(entries: tuple[Entry, ...], changes: list[int]) -> list[Paragraph]:
 
 
 def _table(entries: tuple[Entry, ...], changes: list[int]) -> Table:
-    newest = list(reversed(list(enumerate(entries))))[:MAX_ROWS]
+    newest = list(enumerate(entries))[: -MAX_ROWS - 1 : -1]
     return Table(
         caption="Newest first.",
         columns=(
@@ -99,8 +100,8 @@ def _table(entries: tuple[Entry, ...], changes: list[int]) -> Table:
                     _name(entry),
                     entry.branch,
                     entry.when[:16].replace("T", " "),
-                    f"{len(entry.runs)}",
-                    format_rate(entry.samples_per_s),
+                    f"{len(_singles(entry))}",
+                    format_rate(entry.metrics[RATE]),
                     "new level" if index in changes else "",
                 )
             )
@@ -109,11 +110,9 @@ def _table(entries: tuple[Entry, ...], changes: list[int]) -> Table:
     )
 
 
+def _singles(entry: Entry) -> list[float]:
+    return [run[RATE] for run in entry.runs if RATE in run]
+
+
 def _name(entry: Entry) -> str:
     return entry.commit[:SHORT_HASH] or entry.when[:16]
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

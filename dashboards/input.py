@@ -10,23 +10,20 @@ from typing import Any
 import numpy as np
 from dash import html
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
-from diagnose.dashboards._look_run import body, known, marks, refreshed
-from diagnose.dashboards._snapshot import Snapshot
-from diagnose.dashboards._source import Source
-from diagnose.dashboards.base import Page, View
+from diagnose.dashboards._look_run import RunPage, known
+from diagnose.dashboards._snapshot import Snapshot, Vector
 
 from diagnose.core.input import SlowBatch
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader
 from diagnose.core.units import format_duration, format_share
-from diagnose.report._charts import StepLine
-from diagnose.report._wording import short_path
+from diagnose.report._charts import StepBins, StepLine
+from diagnose.report._wording import place
 from diagnose.report.base import Column, Fact, Facts, Row, Table
 from diagnose.report.input import Input as InputSection
 from diagnose.report.summary import sentence
 
-NAME = "input"
 MAX_LINES = 15
 BY_CHANCE = 0.05
 """So many samples may be in several of the slowest batches by chance, where they are named."""
@@ -35,66 +32,56 @@ NAMED_SAMPLES = 6
 """Samples of a batch that are named: enough to ask the dataset for them."""
 
 
-class InputPipeline(Page):
+class InputPipeline(RunPage):
     """The loaders, their workers, how long each stage takes, and the lines that it is spent in."""
 
+    name = "input"
     title = "Input"
     order = 30
 
-    def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
-        return body(NAME)
+    def key(self, snap: Snapshot) -> tuple[Any, ...]:
+        return (snap.overview.width, len(snap.overview), len(snap.marks))
 
-    def callbacks(self, app: Any, source: Source) -> None:
-        """See `Page`."""
-        refreshed(app, source, NAME, self.title, _draw, _seen)
-
-
-def _seen(snap: Snapshot) -> tuple[Any, ...]:
-    return (snap.overview.width, len(snap.overview), len(snap.marks))
-
-
-def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
-    profile = known(snap)
-    if profile is None:
-        return [empty("Not analysed yet", snap.analysis or "The first figures take a few seconds.")]
-    if profile.steps.measured <= 0:
-        why = profile.run.lost or "without steps nothing is known of how their data came"
-        return [empty("No step was measured", sentence(why))]
-    made = shown([Facts(items=tuple(_headline(profile)), headline=True)])
-    waits = snap.overview.phase_ms.get(Phase.DATA_WAIT)
-    if waits is not None and np.nansum(waits):
-        made.append(
-            panel(
-                "Waiting for data, step by step",
-                chart(
-                    StepLine(
-                        title="Milliseconds per step spent waiting for the next batch, over the steps",
-                        unit="ms waited per step",
-                        first=snap.overview.first,
-                        width=snap.overview.width,
-                        values=waits,
-                        marks=marks(snap),
-                    ),
-                    height=220,
-                ),
+    def draw(self, snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
+        profile = known(snap)
+        if profile is None:
+            return [empty("Not analysed yet", snap.analysis or "The first figures take a few seconds.")]
+        if profile.steps.measured <= 0:
+            why = profile.run.lost or "without steps nothing is known of how their data came"
+            return [empty("No step was measured", sentence(why))]
+        made = shown([Facts(items=tuple(_headline(profile)), headline=True)])
+        waits = snap.overview.phase_ms.get(Phase.DATA_WAIT)
+        if waits is not None and np.nansum(waits):
+            made.append(
+                panel(
+                    "Waiting for data, step by step",
+                    chart(_waiting(snap, waits), height=220),
+                )
             )
-        )
-    section = InputSection()
-    blocks = section.blocks(profile)
-    if blocks:
-        made.append(panel(section.title, *shown(blocks)))
-    made += _slowest(profile)
-    if profile.program.loaders:
-        made.append(panel("Loaders", *shown([_loaders(profile.program.loaders)])))
-    lines = _lines(profile)
-    if lines is not None:
-        made.append(panel("Lines that make a batch", *shown([lines])))
-    if not blocks and not profile.program.loaders:
-        made.append(
-            empty("No DataLoader was seen", "The loop builds its batches itself; see the lines above.")
-        )
-    return made
+        section = InputSection()
+        blocks = section.blocks(profile)
+        if blocks:
+            made.append(panel(section.title, *shown(blocks)))
+        made += _slowest(profile)
+        if profile.program.loaders:
+            made.append(panel("Loaders", *shown([_loaders(profile.program.loaders)])))
+        lines = _lines(profile)
+        if lines is not None:
+            made.append(panel("Lines that make a batch", *shown([lines])))
+        if not blocks and not profile.program.loaders:
+            made.append(
+                empty("No DataLoader was seen", "The loop builds its batches itself; see the lines above.")
+            )
+        return made
+
+
+def _waiting(snap: Snapshot, waits: Vector) -> StepLine:
+    return StepLine(
+        title="Milliseconds per step spent waiting for the next batch, over the steps",
+        unit="ms waited per step",
+        steps=StepBins(first=snap.overview.first, width=snap.overview.width, marks=snap.marks),
+        values=waits,
+    )
 
 
 def _headline(profile: Profile) -> list[Fact]:
@@ -210,7 +197,7 @@ def _loaders(loaders: tuple[Loader, ...]) -> Table:
                     "yes" if loader.persistent_workers else "no",
                     "yes" if loader.pin_memory else "no",
                     f"{loader.epochs:,}",
-                    f"{short_path(loader.file)}:{loader.line}" if loader.file else "",
+                    place(loader),
                 ),
                 source=loader.call,
             )
@@ -234,7 +221,7 @@ def _lines(profile: Profile) -> Table | None:
         rows=tuple(
             Row(
                 cells=(
-                    f"{short_path(line.file)}:{line.line}",
+                    place(line),
                     line.function,
                     "worker" if line.in_worker else "training thread",
                     format_share(line.share),

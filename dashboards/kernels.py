@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from diagnose.dashboards._look_blocks import Component, empty, panel, shown
-from diagnose.dashboards._look_run import body, refreshed
+from diagnose.dashboards._look_run import RunPage
 from diagnose.dashboards._snapshot import Snapshot
-from diagnose.dashboards._source import Source
-from diagnose.dashboards.base import Page, View
 
 from diagnose.core.deep_window import DeepWindow
 from diagnose.core.device import Device
@@ -17,47 +14,38 @@ from diagnose.core.units import format_bytes, format_share
 from diagnose.report.base import Column, Fact, Facts, Row, Table
 from diagnose.report.deep_window import classes, facts, hottest, roofline, taken, waiting
 
-NAME = "kernels"
 MAX_LISTED = 25
 
 
-class Kernels(Page):
+class Kernels(RunPage):
     """The device, the optimizers that launch its kernels, and the deep window, where one was taken."""
 
+    name = "kernels"
     title = "Kernels"
     order = 50
 
-    def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
-        return body(NAME)
-
-    def callbacks(self, app: Any, source: Source) -> None:
-        """See `Page`."""
-        refreshed(app, source, NAME, self.title, _draw, lambda snap: ())
-
-
-def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
-    profile = snap.profile
-    window = profile.deep_window if profile is not None else None
-    made = [*_window(window)] if window is not None else [_none_taken()]
-    said = _device(profile.device) if profile is not None else []
-    if said:
-        made.append(panel("The device over the measured steps", *shown([Facts(items=tuple(said))])))
-    if profile is not None and profile.program.optimizers:
-        table = Table(
-            caption="What launches kernels beside the model itself.",
-            columns=(
-                Column(title="optimizer", code=True),
-                Column(title="tensors", number=True),
-                Column(title="elements", number=True),
-            ),
-            rows=tuple(
-                Row(cells=(each.kind, f"{each.num_tensors:,}", f"{each.num_elements:,}"))
-                for each in profile.program.optimizers
-            ),
-        )
-        made.append(panel("Optimizers", *shown([table])))
-    return made
+    def draw(self, snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
+        profile = snap.profile
+        window = profile.deep_window if profile is not None else None
+        made = [*_window(window)] if window is not None else [_none_taken()]
+        said = _device(profile.device) if profile is not None else []
+        if said:
+            made.append(panel("The device over the measured steps", *shown([Facts(items=tuple(said))])))
+        if profile is not None and profile.program.optimizers:
+            table = Table(
+                caption="What launches kernels beside the model itself.",
+                columns=(
+                    Column(title="optimizer", code=True),
+                    Column(title="tensors", number=True),
+                    Column(title="elements", number=True),
+                ),
+                rows=tuple(
+                    Row(cells=(each.kind, f"{each.num_tensors:,}", f"{each.num_elements:,}"))
+                    for each in profile.program.optimizers
+                ),
+            )
+            made.append(panel("Optimizers", *shown([table])))
+        return made
 
 
 def _window(window: DeepWindow) -> list[Component]:

@@ -17,11 +17,10 @@ from diagnose.dashboards._look_ranks import (
     map_of,
     range_of,
 )
-from diagnose.dashboards._look_run import body, refreshed
+from diagnose.dashboards._look_run import RunPage
 from diagnose.dashboards._look_tuning import is_running
 from diagnose.dashboards._snapshot import Lateness, Snapshot
-from diagnose.dashboards._source import Source
-from diagnose.dashboards.base import Page, View, href
+from diagnose.dashboards.base import href
 
 from diagnose.analysis.lateness import slower_in, straggler
 from diagnose.core.units import NS_PER_MS, format_duration
@@ -36,58 +35,53 @@ BY_MEETINGS = "How long the others waited for a rank that came last, in ms per s
 BY_WAITING = "What a rank waits less than the usual one, in ms per step: so long the others wait for it."
 
 
-class Ranks(Page):
+class Ranks(RunPage):
     """Rank by step: how late each rank is, what it waits for, and which one the others wait for."""
 
+    name = NAME
     title = "Ranks"
     order = 40
 
-    def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
-        return body(NAME)
+    def key(self, snap: Snapshot) -> tuple[Any, ...]:
+        late = snap.lateness
+        drawn = None
+        if late is not None:
+            now = late.now and late.now.rank
+            drawn = (late.late.width, late.late.values_ms.shape, late.communication.values_ms.shape, now)
+        return (drawn, snap.ranks if snap.over else ())
 
-    def callbacks(self, app: Any, source: Source) -> None:
-        """See `Page`."""
-        refreshed(app, source, NAME, self.title, _draw, _seen)
-
-
-def _seen(snap: Snapshot) -> tuple[Any, ...]:
-    late = snap.lateness
-    drawn = None
-    if late is not None:
-        now = late.now and late.now.rank
-        drawn = (late.late.width, late.late.values_ms.shape, late.communication.values_ms.shape, now)
-    return (drawn, snap.ranks if snap.over else ())
-
-
-def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
-    late = snap.lateness
-    if late is None:
-        words = "With one process there is nobody to wait for. Under `--nproc-per-node` or torchrun"
-        return [
-            empty(
-                "This run has one rank",
-                f"{words} every rank is recorded and this page shows who is late.",
-                f"diagnose run --nproc-per-node 2 {snap.script}",
+    def draw(self, snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
+        late = snap.lateness
+        if late is None:
+            words = "With one process there is nobody to wait for. Under `--nproc-per-node` or torchrun"
+            return [
+                empty(
+                    "This run has one rank",
+                    f"{words} every rank is recorded and this page shows who is late.",
+                    f"diagnose run --nproc-per-node 2 {snap.script}",
+                )
+            ]
+        made = shown([Facts(items=tuple(_headline(snap, late)), headline=True)])
+        made += _maps(snap, late, query)
+        if snap.profile is not None:
+            ranks = sorted(snap.profile.ranks, key=lambda rank: -(rank.late_ns_per_step or 0.0))
+            blocks = RanksSection().blocks(
+                replace(snap.profile, ranks=tuple(ranks[:MAX_LISTED]), history=None)
             )
-        ]
-    made = shown([Facts(items=tuple(_headline(snap, late)), headline=True)])
-    made += _maps(snap, late, query)
-    if snap.profile is not None:
-        ranks = sorted(snap.profile.ranks, key=lambda rank: -(rank.late_ns_per_step or 0.0))
-        blocks = RanksSection().blocks(replace(snap.profile, ranks=tuple(ranks[:MAX_LISTED]), history=None))
-        if blocks:
-            note = f"The latest {MAX_LISTED} of {len(ranks):,} ranks." if len(ranks) > MAX_LISTED else ""
-            made.append(panel(RanksSection.title, *shown(blocks), note=note))
-    troubled = [rank for rank in snap.ranks if rank.words]
-    if troubled:
-        table = Table(
-            caption="Files that could be read only in part.",
-            columns=(Column(title="rank"), Column(title="what is wrong")),
-            rows=tuple(Row(cells=(f"{rank.number}", rank.words)) for rank in troubled[:MAX_ROWS]),
-        )
-        made.append(panel("Damage", *shown([table])))
-    return made
+            if blocks:
+                note = (
+                    f"The latest {MAX_LISTED} of {len(ranks):,} ranks." if len(ranks) > MAX_LISTED else ""
+                )
+                made.append(panel(RanksSection.title, *shown(blocks), note=note))
+        troubled = [rank for rank in snap.ranks if rank.words]
+        if troubled:
+            table = Table(
+                caption="Files that could be read only in part.",
+                columns=(Column(title="rank"), Column(title="what is wrong")),
+                rows=tuple(Row(cells=(f"{rank.number}", rank.words)) for rank in troubled[:MAX_ROWS]),
+            )
+            made.append(panel("Damage", *shown([table])))
+        return made
 
 
 def _headline(snap: Snapshot, late: Lateness) -> list[Fact]:
@@ -134,8 +128,7 @@ def _maps(snap: Snapshot, late: Lateness, query: Mapping[str, str]) -> list[Comp
     if many:
         late_ns = {} if snap.profile is None else _late_ns(snap)
         rows = latest_rows(late, late_ns)
-        drawn = chosen_map(late, rows, "Lateness of the latest ranks over the steps, in milliseconds")
-        made.append(panel("The latest ranks", chart(drawn), note=note))
+        made.append(panel("The latest ranks", chart(chosen_map(late, rows)), note=note))
     together = chosen.together
     each = f"{note} Each row is the latest of {together} ranks." if together > 1 else note
     title = "Lateness of each rank over the steps, in milliseconds"

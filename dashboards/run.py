@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import dash
 from dash import Input, Output, dcc, html
 from dash import State as Known
-from diagnose.dashboards._figure_run import cpus, device, ledger, legend, memory, throughput
+from diagnose.dashboards._figure_run import READ, lane, ledger, legend, throughput
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
 from diagnose.dashboards._look_control import control_of, control_panel, register
 from diagnose.dashboards._look_findings import findings
 from diagnose.dashboards._look_kpis import kpis
-from diagnose.dashboards._look_run import READING, marks, title, verdict_box
+from diagnose.dashboards._look_run import READING, title, verdict_box
 from diagnose.dashboards._look_zoom import Zoom, fields, links, zoom_of
 from diagnose.dashboards._look_zoom import register as register_zoom
 from diagnose.dashboards._parcel import Parcel, Part
@@ -24,7 +25,7 @@ from diagnose import report
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import Liveness, State
 from diagnose.core.plugins import discover
-from diagnose.report._charts import PhaseAreas, StepLine
+from diagnose.report._charts import Chart, PhaseAreas, StepLine
 from diagnose.report._plotly import figure
 from diagnose.report.base import Facts, Section
 
@@ -36,9 +37,9 @@ RANGE_WAITS_S = 0.03
 NOTHING = Snapshot(version=0, id="", liveness=Liveness(state=State.CANNOT_TELL))
 """What the charts show until the first figures are there."""
 WORDS = ("title", "verdict", "kpis", "windows", "legend")
-FIGURES = ("ledger", "throughput", "memory", "cpus", "device")
 MAIN = ("ledger", "throughput")
 """The figures that show whether the run goes on as it should."""
+FIGURES = (*MAIN, *READ)
 PARTS = ("findings", "details")
 """What is long, and changes seldom: of these only what changed is sent."""
 
@@ -51,7 +52,6 @@ class Run(Page):
     follows_query = True
 
     def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
         return html.Div(
             [
                 dcc.Store(id="run-drawn"),
@@ -76,8 +76,8 @@ class Run(Page):
                                 ),
                                 panel(
                                     "Memory and CPUs",
-                                    chart(memory(NOTHING), id="run-memory", height=130),
-                                    chart(cpus(NOTHING), id="run-cpus", height=200),
+                                    chart(lane("memory", NOTHING), id="run-memory", height=130),
+                                    chart(lane("cpus", NOTHING), id="run-cpus", height=200),
                                     note="As the operating system sees them, once a second.",
                                 ),
                             ],
@@ -86,7 +86,7 @@ class Run(Page):
                         html.Div(
                             panel(
                                 "Device",
-                                chart(device(NOTHING), id="run-device", height=200),
+                                chart(lane("device", NOTHING), id="run-device", height=200),
                                 note="As its driver sees it, once a second. Kernels of anybody count.",
                             ),
                             id="run-device-panel",
@@ -107,7 +107,6 @@ class Run(Page):
         )
 
     def callbacks(self, app: Any, source: Source) -> None:
-        """See `Page`."""
         register(app, source)
         register_zoom(app)
 
@@ -145,25 +144,13 @@ class Run(Page):
             drawn = drawn if drawn and drawn.get("run") == snap.id else {}
             if not drawn.get("more") and seen == {key: drawn.get(key) for key in seen}:
                 return same
-            words = (
-                title(snap, "Run"),
-                verdict_box(snap),
-                shown([Facts(items=tuple(kpis(snap)), headline=True)]),
-                links(snap, query),
-                legend(steps, snap.device_share),
-                snap.vitals.device is None,
-                not snap.num_steps,
-                *control_of(snap),
-                snap.profile is None,
-            )
+            words = _words(snap, query, steps)
             parcel = Parcel(snap.version, drawn.get("sent", {}) if drawn else None)
             parcel.must_hold(words)
             figures = {
-                "ledger": _zoomed(figure(ledger(steps, marks(snap))), zoom),
-                "throughput": _zoomed(figure(throughput(steps, marks(snap))), zoom),
-                "memory": figure(memory(snap)),
-                "cpus": figure(cpus(snap)),
-                "device": figure(device(snap)),
+                "ledger": _zoomed(ledger(steps, snap.marks), zoom),
+                "throughput": _zoomed(throughput(steps, snap.marks), zoom),
+                **{name: figure(lane(name, snap)) for name in READ},
             }
             analysed = [snap.analysed_steps, snap.over, len(snap.marks)]
             parts = [Part(name, drawn.get(name, [])) for name in PARTS]
@@ -205,8 +192,24 @@ def _steps(source: Source, snap: Snapshot, zoom: Zoom) -> Steps:
     return source.steps(snap, *zoom.between, RANGE_WAITS_S)
 
 
-def _zoomed(made: dict[str, Any], zoom: Zoom) -> dict[str, Any]:
-    """Lets go of what was drawn with the mouse, once the figure shows it."""
+def _words(snap: Snapshot, query: Mapping[str, str], steps: Steps) -> tuple[Any, ...]:
+    """Returns what no tick goes without, in the order of the outputs."""
+    return (
+        title(snap, "Run"),
+        verdict_box(snap),
+        shown([Facts(items=tuple(kpis(snap)), headline=True)]),
+        links(snap, query),
+        legend(steps, snap.device_share),
+        snap.vitals.device is None,
+        not snap.num_steps,
+        *control_of(snap),
+        snap.profile is None,
+    )
+
+
+def _zoomed(drawn: Chart, zoom: Zoom) -> dict[str, Any]:
+    """Draws a chart, and lets go of what was drawn with the mouse: the figure shows it."""
+    made = figure(drawn)
     made["layout"]["uirevision"] = f"{zoom.window} {zoom.between}"
     return made
 

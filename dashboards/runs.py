@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dash
@@ -17,13 +17,14 @@ from diagnose.dashboards.base import RUNS, Page, View
 from diagnose.core.liveness import State as Alive
 from diagnose.report._wording import short_path
 
-STATES = {
-    "": "All",
-    "running": "Running",
-    "ended": "Ended",
-    "tuned": "Tuned",
-    "failed": "Not closed or failed",
+STATES: dict[str, tuple[str, Callable[[RunRow], bool]]] = {
+    "": ("All", lambda row: True),
+    "running": ("Running", lambda row: row.state is Alive.RUNNING),
+    "ended": ("Ended", lambda row: row.state is Alive.ENDED),
+    "tuned": ("Tuned", lambda row: row.tuned),
+    "failed": ("Not closed or failed", lambda row: row.is_read and _failed(row)),
 }
+"""By the name in the address: how the link is called, and which rows it leaves."""
 
 
 class Runs(Page):
@@ -35,7 +36,6 @@ class Runs(Page):
     follows_query = True
 
     def layout(self, view: View, source: Source) -> Any:
-        """See `Page`."""
         return html.Div(
             [
                 html.Div(
@@ -71,7 +71,6 @@ class Runs(Page):
         )
 
     def callbacks(self, app: Any, source: Source) -> None:
-        """See `Page`."""
         app.clientside_callback(
             ClientsideFunction(namespace="address", function_name="searched"),
             Output("runs-search", "value"),
@@ -128,8 +127,9 @@ class Runs(Page):
 
 
 def _states(query: Mapping[str, str]) -> Component:
-    states = {words: look.asked(query, state=state, page="") for state, words in STATES.items()}
-    return tabs(states, STATES.get(query.get("state", ""), ""), "Which runs")
+    states = {words: look.asked(query, state=state, page="") for state, (words, _) in STATES.items()}
+    current, _ = STATES.get(query.get("state", ""), ("", None))
+    return tabs(states, current, "Which runs")
 
 
 def _count(source: Source, found: Sequence[RunRow], every: Sequence[RunRow]) -> str:
@@ -144,31 +144,23 @@ def _count(source: Source, found: Sequence[RunRow], every: Sequence[RunRow]) -> 
 def filtered(rows: Sequence[RunRow], state: str, search: str) -> list[RunRow]:
     """Returns the rows that stand as `state` says, and in which each word of the search is found."""
     words = search.lower().split()
+    _, stands = STATES.get(state, STATES[""])
     return [
         row
         for row in rows
-        if _is(row, state)
+        if stands(row)
         and all(
             word in f"{row.id} {row.script} {' '.join(row.argv)} {row.verdict}".lower() for word in words
         )
     ]
 
 
-def _is(row: RunRow, state: str) -> bool:
-    if state == "tuned":
-        return row.tuned
-    if state == "running":
-        return row.state is Alive.RUNNING
-    if state == "ended":
-        return row.state is Alive.ENDED
-    if state == "failed":
-        return row.is_read and (row.state in (Alive.GONE, Alive.CANNOT_TELL) or _failed(row))
-    return True
-
-
 def _failed(row: RunRow) -> bool:
-    """Whether the run was seen to end, and not well: `ended (exit 3)`, `ended (SIGKILL)`."""
-    return row.state is Alive.ENDED and "(" in row.words and not row.words.endswith("(ok)")
+    """Whether the run is not known to have been closed, or was seen to end, and not well: `ended (exit 3)`,
+    `ended (SIGKILL)`."""
+    if row.state is Alive.ENDED:
+        return "(" in row.words and not row.words.endswith("(ok)")
+    return row.state is not Alive.RUNNING
 
 
 def _none(source: Source, every: Sequence[RunRow], query: Mapping[str, str]) -> Component:

@@ -17,8 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from diagnose.cli import baseline as baseline_verb
-from diagnose.cli import gate as gate_verb
+from diagnose.cli.main import add_command
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.phases import Phase
 from diagnose.gate import compare_commits, history_why, update
@@ -64,8 +63,8 @@ def verbs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]
     repository(tmp_path, stand_in(10))
     monkeypatch.chdir(tmp_path)
     app = typer.Typer()
-    gate_verb.command(app)
-    baseline_verb.command(app)
+    for verb in ("gate", "baseline"):
+        add_command(app, verb)
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 

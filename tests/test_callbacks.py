@@ -12,13 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import diagnose
-from diagnose.callbacks._training import Training, Wanted
+from diagnose.callbacks._training import Training
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.profile import Status
 from diagnose.launch import session
@@ -38,10 +39,10 @@ def train(num_steps: int = 30) -> None:
         time.sleep(0.001)
 
 
-def measured(wanted: Wanted, num_steps: int = 30) -> Training:
-    training = Training(wanted)
+def measured(**wanted: Any) -> Training:
+    training = Training(**wanted)
     training.begin(0, 1)
-    train(num_steps)
+    train(30)
     training.end()
     return training
 
@@ -51,8 +52,7 @@ def measured(wanted: Wanted, num_steps: int = 30) -> Training:
 
 def test_a_training_is_a_run_with_a_report_in_every_form_asked_for(tmp_path, capsys):
     html, written = tmp_path / "r.html", tmp_path / "r.json"
-    wanted = Wanted(run_dir=tmp_path / "runs", name="mine", html=html, json=written)
-    training = measured(wanted)
+    training = measured(run_dir=tmp_path / "runs", name="mine", html=html, json=written)
     assert training.folder == tmp_path / "runs" / "mine"
     assert training.profile is not None and training.profile.steps.count == 30
     said = capsys.readouterr()
@@ -63,7 +63,7 @@ def test_a_training_is_a_run_with_a_report_in_every_form_asked_for(tmp_path, cap
 
 
 def test_each_training_is_a_run_of_its_own(tmp_path, capsys):
-    training = Training(Wanted(run_dir=tmp_path, name="mine", quiet=True))
+    training = Training(run_dir=tmp_path, name="mine", quiet=True)
     for count in (25, 35):
         training.begin(0, 1)
         train(count)
@@ -74,7 +74,7 @@ def test_each_training_is_a_run_of_its_own(tmp_path, capsys):
 
 
 def test_a_training_that_never_ended_is_reported_when_the_next_one_begins(tmp_path, capsys):
-    training = Training(Wanted(run_dir=tmp_path))
+    training = Training(run_dir=tmp_path)
     training.begin(0, 1)
     train(25)
     training.begin(0, 1)
@@ -87,28 +87,28 @@ def test_the_project_says_where_to_record_and_the_command_finds_it_there(tmp_pat
     write(tmp_path / "pyproject.toml", '[tool.diagnose]\nrun-dir = "kept"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DIAGNOSE_DIR", raising=False)
-    assert measured(Wanted(name="mine")).folder == tmp_path / "kept" / "mine"
+    assert measured(name="mine").folder == tmp_path / "kept" / "mine"
     assert "diagnose report mine --html report.html" in capsys.readouterr().err
-    measured(Wanted(name="mine", run_dir=Path(".diagnose") / "runs"))
+    measured(name="mine", run_dir=Path(".diagnose") / "runs")
     assert "diagnose report .diagnose/runs/mine --html report.html" in capsys.readouterr().err
 
 
 def test_ending_what_never_began_says_nothing(tmp_path, capsys):
-    training = Training(Wanted(run_dir=tmp_path))
+    training = Training(run_dir=tmp_path)
     training.end()
     assert capsys.readouterr().err == "" and not list(tmp_path.iterdir())
 
 
 def test_a_logger_takes_the_report_instead_of_stderr(tmp_path, capsys, caplog):
     caplog.set_level(logging.INFO, "mine")
-    measured(Wanted(run_dir=tmp_path, logger=logging.getLogger("mine")))
+    measured(run_dir=tmp_path, logger=logging.getLogger("mine"))
     assert "diagnose: 30 steps" in caplog.text and "\033[" not in caplog.text
     assert capsys.readouterr().err == ""
 
 
 def test_a_process_that_is_measured_already_is_left_alone_and_told_so_once(tmp_path, capsys):
     diagnose.attach(tmp_path / "theirs")
-    training = Training(Wanted(run_dir=tmp_path / "ours"))
+    training = Training(run_dir=tmp_path / "ours")
     for _ in range(2):
         training.begin(0, 1)
         training.end()
@@ -122,7 +122,7 @@ def test_a_process_that_is_measured_already_is_left_alone_and_told_so_once(tmp_p
 
 
 def test_copies_measure_nothing_until_they_are_told(tmp_path):
-    training = Training(Wanted(run_dir=tmp_path, quiet=True))
+    training = Training(run_dir=tmp_path, quiet=True)
     training.begin(0, 1)
     for other in (copy.deepcopy(training), pickle.loads(pickle.dumps(training))):
         other.end()
@@ -136,7 +136,7 @@ def test_copies_measure_nothing_until_they_are_told(tmp_path):
 def test_a_folder_that_takes_nothing_costs_the_report_and_not_the_training(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
-    training = measured(Wanted(run_dir=tmp_path / "file"))
+    training = measured(run_dir=tmp_path / "file")
     assert training.profile is None and not session.is_measured()
     assert capsys.readouterr().err.startswith("diagnose: this training is not measured, or not reported: ")
 
@@ -146,20 +146,20 @@ def test_a_fault_of_ours_is_told_and_the_training_goes_on(tmp_path, capsys, monk
         raise LookupError("a mistake of ours")
 
     monkeypatch.setattr("diagnose.rules.diagnosed", fail)
-    measured(Wanted(run_dir=tmp_path))
+    measured(run_dir=tmp_path)
     assert capsys.readouterr().err.startswith("diagnose: a bug of ours; the training goes on:\nTraceback")
 
 
 def test_what_cannot_be_written_is_refused_before_training(tmp_path):
     with pytest.raises(DiagnoseError, match=r"cannot write html .*gone"):
-        Wanted(html=tmp_path / "gone" / "report.html")
+        Training(html=tmp_path / "gone" / "report.html")
     with pytest.raises(DiagnoseError, match="cannot name a run"):
-        Wanted(name="../up")
+        Training(name="../up")
 
 
 def test_a_rank_that_nobody_tells_the_folder_records_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    training = Training(Wanted(run_dir=tmp_path / "runs"))
+    training = Training(run_dir=tmp_path / "runs")
     training.begin(1, 2)
     assert not session.is_measured() and training.folder is None
     training.end()
@@ -170,11 +170,11 @@ UNENDED = """
 import sys
 from pathlib import Path
 from diagnose.analysis import profile
-from diagnose.callbacks._training import Training, Wanted
+from diagnose.callbacks._training import Training
 from tests.recorded import record
 from tests.test_callbacks import train
 profile.FEW_BYTES = 0
-training = Training(Wanted(run_dir=Path(sys.argv[1]), name="mine"))
+training = Training(run_dir=Path(sys.argv[1]), name="mine")
 training.begin(0, 1)
 for rank in range(1, profile.FEW_RANKS + 2):
     record(training.folder, 30, rank=rank)
@@ -194,10 +194,10 @@ import sys
 import torch
 import torch.distributed as dist
 from pathlib import Path
-from diagnose.callbacks._training import Training, Wanted
+from diagnose.callbacks._training import Training
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-training = Training(Wanted(run_dir=folder / "runs"))
+training = Training(run_dir=folder / "runs")
 if sys.argv[3] == f"rank {rank} is measured":
     import diagnose
     diagnose.attach(folder / f"theirs{rank}")

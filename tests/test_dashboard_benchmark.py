@@ -92,7 +92,7 @@ def test_the_run_that_is_fed_has_all_that_a_page_can_draw_and_goes_on(tmp_path: 
     assert (first.num_steps, steps) == (1000, 1025)
     assert snapshot.vitals.device is not None and snapshot.loss is not None
     assert len(snapshot.marks) == 100 and snapshot.tuning is not None
-    assert snapshot.control.allowed and snapshot.notes == ()
+    assert not snapshot.refuses and snapshot.notes == ()
     assert drawn.lateness is not None and drawn.lateness.by_meetings
     assert drawn.lateness.now is not None and drawn.lateness.now.rank == dashboard_feed.LATE_RANK
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dash._utils import to_json
 from diagnose.dashboards._snapshot import Snapshot
-from diagnose.dashboards.input import _draw
+from diagnose.dashboards.input import InputPipeline
 
 from diagnose.core.input import SlowBatch, WorkerStats
 from diagnose.core.liveness import Liveness, State
@@ -21,7 +21,7 @@ def page(workers: WorkerStats | None, length: int = 100_000) -> str:
     )
     profile = replace(PROFILE, input=replace(PROFILE.input, workers=workers), program=program)
     snapshot = Snapshot(version=1, id="run", liveness=Liveness(state=State.ENDED), profile=profile)
-    drawn: str = to_json(_draw(snapshot, {}))
+    drawn: str = to_json(InputPipeline().draw(snapshot, {}))
     return drawn
 
 

@@ -70,8 +70,6 @@ def test_bins_are_the_same_in_whatever_order_the_steps_come(seed: int) -> None:
         part = whole[index * 16 : (index + 1) * 16]
         assert bins.counts[index] == len(part)
         assert bins.sums[index, 1:].tolist() == part[:, 1:].sum(axis=0).tolist()
-        assert bins.sums[index, 0] == part[-1, 0]
-        assert bins.longest_ns[index] == part[:, len(COUNTS) :].sum(axis=1).max()
 
 
 def test_sums_of_flushes_give_the_same_bins_as_their_steps() -> None:
@@ -190,9 +188,9 @@ def test_a_range_is_read_by_step(tmp_path: Path, follow: Callable[[Path], Live])
     until(live, lambda now: now.filled_share == 1.0)
     few = live.steps(1234, 1300)
     assert (few.first, few.width, len(few), few.counts.sum()) == (1234, 1, 66, 66)
-    many = live.steps(1234, 9999, max_bins=100)
+    many = live.steps(1234, 9999)
     assert many.counts.sum() == 9999 - 1234
-    assert len(many) <= 100 and many.width == 128 and many.first % 128 == 0
+    assert len(many) <= MAX_BINS and many.width == 16 and many.first % 16 == 0
     assert len(live.steps(20_000, 30_000)) == 0
     assert len(live.steps(-5, -1)) == 0
 
@@ -210,11 +208,11 @@ def test_what_tuning_did_is_marked_where_it_did_it(tmp_path: Path, follow: Calla
     ]
     record(folder, 1000, events=events)
     snapshot = until(follow(folder), lambda now: now.filled_share == 1.0)
-    told = [(mark.step, round(mark.time_s, 1), mark.label, mark.strong) for mark in snapshot.marks]
+    told = [(mark.step, mark.label, mark.strong) for mark in snapshot.marks]
     assert told == [
-        (0, 0.0, "observing", False),
-        (100, 3.8, "loader-workers=2 kept", True),
-        (105, 4.0, "undo tf32-matmul: refused (not in force)", False),
+        (0, "observing", False),
+        (100, "loader-workers=2 kept", True),
+        (105, "undo tf32-matmul: refused (not in force)", False),
     ]
 
 

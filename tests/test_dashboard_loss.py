@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dash._utils import to_json
 from diagnose.dashboards._snapshot import Snapshot
-from diagnose.dashboards.before_after import _draw
+from diagnose.dashboards.before_after import BeforeAfter
 
 from diagnose.analysis.history import loss_of
 from diagnose.core.history import LOSS, Loss
@@ -104,7 +104,7 @@ def page(loss: Loss | None, device: str = "cpu") -> str:
             tuning=Tuning(state="ended", untouched=(0, 100), tuned=(200, 300)),
         ),
     )
-    drawn: str = to_json(_draw(snapshot, {}))
+    drawn: str = to_json(BeforeAfter().draw(snapshot, {}))
     return drawn
 
 

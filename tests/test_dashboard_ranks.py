@@ -12,7 +12,7 @@ import pytest
 from dash._utils import to_json
 from diagnose.dashboards._look_ranks import MAX_CELLS, MAX_ROWS, map_of, range_of
 from diagnose.dashboards._snapshot import Lateness, RankBins, Snapshot
-from diagnose.dashboards.ranks import _draw, _headline
+from diagnose.dashboards.ranks import Ranks, _headline
 
 from diagnose.analysis.lateness import behind, latest, straggler
 from diagnose.analysis.profile import load_profile
@@ -199,7 +199,7 @@ def snapshot_of(num_ranks: int) -> Snapshot:
 
 @pytest.mark.parametrize("num_ranks", [64, 1024, 10_000])
 def test_the_page_of_many_ranks_is_no_more_than_may_be_sent(num_ranks: int) -> None:
-    sent = to_json(_draw(snapshot_of(num_ranks), {}))
+    sent = to_json(Ranks().draw(snapshot_of(num_ranks), {}))
     assert len(sent) <= 60_000
 
 
@@ -216,7 +216,7 @@ def test_of_a_thousand_ranks_the_late_one_has_a_row_of_its_own_and_every_rank_ca
     narrow = range_of({"ranks": "640-703"}, late.ranks)
     alone = map_of(late, late.late, narrow, "", highest=True)
     assert alone.labels == () and list(alone.ranks) == list(range(640, 704))
-    words = to_json(_draw(snapshot_of(1024), {}))
+    words = to_json(Ranks().draw(snapshot_of(1024), {}))
     assert "The latest ranks" in words and '"rank 700"' in words
 
 

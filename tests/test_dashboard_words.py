@@ -81,7 +81,7 @@ def test_a_disk_that_takes_no_records_is_told_while_the_job_still_trains(
     full = until(live, lambda now: bool(now.lost))
     assert verdict_of(full).first.startswith(words), "at once, before it is analysed again"
     assert verdict_of(full).code == "diagnose run --run-dir FOLDER ..."
-    assert words in to_json(input._draw(full, {}))
+    assert words in to_json(input.InputPipeline().draw(full, {}))
     again = until(live, lambda now: now.profile is not None and bool(now.profile.run.lost))
     assert verdict_of(again).first.startswith(words)
     status = status_text(load_profile(folder), Liveness(state=State.RUNNING), Terminal(width=200))
@@ -141,7 +141,7 @@ def test_of_a_run_that_is_too_large_the_first_rank_alone_is_analysed_and_nothing
     assert not [note for note in profile.notes if "ranks are here" in note]
     assert "Of 2 ranks the first alone was analysed: 120 steps of all are too many" in snapshot.left_out
     assert snapshot.left_out in verdict_of(snapshot).more
-    page = to_json(ranks._draw(snapshot, {}))
+    page = to_json(ranks.Ranks().draw(snapshot, {}))
     assert "not known" in page and "none is later" not in page
 
 
@@ -151,7 +151,7 @@ def test_of_a_run_that_cannot_be_analysed_the_trials_are_shown_all_the_same(
     monkeypatch.setattr(_analyst, "MAX_RECORDS", 50)
     snapshot = until(follow(large), lambda now: now.over)
     assert snapshot.profile is None and "120 steps of all ranks are too many" in snapshot.analysis
-    page = to_json(before_after._draw(snapshot, {}))
+    page = to_json(before_after.BeforeAfter().draw(snapshot, {}))
     assert "loader-workers" in page and "kept" in page
     assert "The step before and after is not analysed yet" in page and "120 steps" in page
     assert verdict_of(snapshot).more[0] == "60 steps.", "it has ended: not so far"

@@ -136,7 +136,7 @@ def test_end_block_cuts_no_name_and_no_figure_in_its_middle() -> None:
 
 
 def test_end_block_of_a_narrow_terminal_keeps_the_rule_its_place_and_its_gain() -> None:
-    lines = end_block(replace(FAULTY, findings=(SERIAL,)), width=60).splitlines()
+    lines = end_block(replace(FAULTY, findings=(SERIAL,)), Terminal(width=60)).splitlines()
     assert lines[1:5] == [
         "  serial-loading train.py:31         20.0 ms lost, gain 2.0x",
         "    The training thread loads its own batches: 50 % of each",
@@ -148,7 +148,7 @@ def test_end_block_of_a_narrow_terminal_keeps_the_rule_its_place_and_its_gain() 
 def test_end_block_of_a_healthy_run_says_that_nothing_was_found_by_how_many_rules() -> None:
     healthy = "  no fault found that costs 2 % of the step or more; 12 rules asked, 1 abstained"
     assert end_block(HEALTHY).splitlines()[1] == healthy
-    assert end_block(HEALTHY, width=60).splitlines()[1] == (
+    assert end_block(HEALTHY, Terminal(width=60)).splitlines()[1] == (
         "  no fault of 2 % or more found; 12 rules asked, 1 abstained"
     )
     assert "no fault" not in end_block(PROFILE), "nobody asked"
@@ -156,14 +156,14 @@ def test_end_block_of_a_healthy_run_says_that_nothing_was_found_by_how_many_rule
 
 def test_end_block_is_pure_ascii_where_the_terminal_is() -> None:
     accented = replace(PROFILE, where=(line(Phase.FORWARD, 7, "Modèle.forward", 0.2),))
-    text = end_block(accented, unicode=False)
+    text = end_block(accented, Terminal(unicode=False))
     assert text.isascii()
     assert "  data wait       20.50 ms    50 %  ######################\n" in text
     assert "  train.py:7 Mod\\xe8le.forward" in text
 
 
 def test_end_block_without_colour_has_no_escape_and_with_colour_the_same_words() -> None:
-    plain, coloured = end_block(FAULTY), end_block(FAULTY, color=True)
+    plain, coloured = end_block(FAULTY), end_block(FAULTY, Terminal(color=True))
     assert "\033" not in plain
     for code in ("1", "2", "36", "1;31", "0"):
         coloured = coloured.replace(f"\033[{code}m", "")
@@ -179,7 +179,7 @@ def test_end_block_of_a_failed_script_says_how_it_failed_and_what_the_report_cov
         "diagnose: script failed with ValueError after 412 steps",
         "  report covers steps 1-412, median 40.1 ms, 776 samples/s (770-781)",
     ]
-    assert end_block(whole, width=100).splitlines()[:2] == [
+    assert end_block(whole, Terminal(width=100)).splitlines()[:2] == [
         "diagnose: script failed with ValueError after 412 steps; report covers steps 1-412",
         "  412 steps, median 40.1 ms, 776 samples/s (770-781)",
     ]
@@ -237,7 +237,7 @@ diagnose: no optimizer step was seen in 400 ms; torch was not imported
   next: diagnose report 20261120-141502-train --html report.html
 """,
     )
-    assert end_block(bare, width=44).splitlines()[1:3] == [
+    assert end_block(bare, Terminal(width=44)).splitlines()[1:3] == [
         "  Is this the script that trains, run by the",
         "  Python that has torch?",
     ], "advice is never cut"
@@ -367,7 +367,7 @@ def test_end_block_never_exceeds_twelve_lines_nor_the_width_of_the_terminal(
         num_rules=num_rules,
         overhead=Overhead(us_per_step=12.0, startup_s=0.1),
     )
-    lines = end_block(profile, width=width, unicode=unicode).split("\n")
+    lines = end_block(profile, Terminal(width=width, unicode=unicode)).split("\n")
     assert lines.pop() == ""
     assert len(lines) <= 12
     assert max(map(display_width, lines)) <= width
@@ -393,8 +393,11 @@ def test_colour_is_used_on_terminals_unless_the_environment_says_otherwise(
     assert wants_color(is_terminal, environ) is colour
 
 
-def test_a_pipe_is_80_columns_without_colour_and_its_encoding_decides_on_ascii() -> None:
+def test_a_pipe_is_80_columns_without_colour_and_its_encoding_decides_on_ascii(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     utf8 = io.TextIOWrapper(io.BytesIO(), encoding="UTF-8")
     latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
-    assert Terminal.of(utf8, environ={}) == Terminal(width=80, color=False, unicode=True)
-    assert Terminal.of(latin, environ={}) == Terminal(width=80, color=False, unicode=False)
+    assert Terminal.of(utf8) == Terminal(width=80, color=False, unicode=True)
+    assert Terminal.of(latin) == Terminal(width=80, color=False, unicode=False)

@@ -15,10 +15,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from diagnose.cli import baseline as baseline_verb
-from diagnose.cli import bisect as bisect_verb
-from diagnose.cli import gate as gate_verb
 from diagnose.cli._gate import share, training_command
+from diagnose.cli.main import add_command
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate import bisect, compare_commits, update
 from diagnose.gate.measure import RunPlan
@@ -37,9 +35,8 @@ def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     monkeypatch.setattr(compare_commits, "Plumbing", partial(real, measure=measured_stand_in))
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     app = typer.Typer()
-    gate_verb.command(app)
-    baseline_verb.command(app)
-    bisect_verb.command(app)
+    for verb in ("gate", "baseline", "bisect"):
+        add_command(app, verb)
 
     def call(*arguments: object, cwd: Path | None = None) -> Any:
         monkeypatch.chdir(cwd or tmp_path)

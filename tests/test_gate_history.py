@@ -7,9 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
-from diagnose.dashboards._baselines import baselines_beside
+from diagnose.dashboards._baselines import RATE, baselines_beside, machine_in_words, rated
 
 from diagnose.analysis.steps_in_history import level_changes
+from diagnose.gate.baseline import Baseline
 
 
 def history(*levels: tuple[float, int], scatter: float = 0.01, seed: int = 0) -> list[float]:
@@ -57,10 +58,11 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_baseline_is_read_with_what_it_holds_for(root: Path) -> None:
     (root.parent / "baselines" / "a.json").write_text(stored())
-    (baseline,) = baselines_beside(root)
-    assert (baseline.command, baseline.machine, baseline.trouble) == ("train.py", "cpus 2", "")
-    (entry,) = baseline.entries
-    assert (entry.samples_per_s, entry.runs, entry.commit[:4]) == (400.0, (398.0,), "abab")
+    baseline = baselines_beside(root)["a"]
+    assert isinstance(baseline, Baseline)
+    assert machine_in_words(baseline.fingerprint.hard) == "cpus 2"
+    (entry,) = rated(baseline)
+    assert (entry.metrics[RATE], entry.commit[:4]) == (400.0, "abab")
 
 
 @pytest.mark.parametrize(
@@ -70,14 +72,13 @@ def test_a_baseline_is_read_with_what_it_holds_for(root: Path) -> None:
 def test_a_damaged_baseline_is_named_and_the_others_are_shown(root: Path, text: str) -> None:
     (root.parent / "baselines" / "a.json").write_text(text)
     (root.parent / "baselines" / "b.json").write_text(stored())
-    torn, whole = baselines_beside(root)
-    assert torn.trouble and not torn.entries
-    assert whole.entries and not whole.trouble
+    known = baselines_beside(root)
+    assert "a.json is not a baseline" in str(known["a"])
+    assert isinstance(known["b"], Baseline) and rated(known["b"])
 
 
-@pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan"), "400", None, True])
-def test_an_entry_without_a_rate_is_left_out(root: Path, rate: object) -> None:
-    entries = [{"metrics": {"samples_per_s": rate}}]
-    (root.parent / "baselines" / "a.json").write_text(stored(entries=entries))
-    (baseline,) = baselines_beside(root)
-    assert baseline.entries == () and baseline.trouble == ""
+def test_an_entry_without_a_rate_is_left_out(root: Path) -> None:
+    entry = {"when": "", "commit": "", "branch": "", "metrics": {"step_ms": 5.0}, "runs": []}
+    (root.parent / "baselines" / "a.json").write_text(stored(entries=[entry]))
+    baseline = baselines_beside(root)["a"]
+    assert isinstance(baseline, Baseline) and baseline.entries and not rated(baseline)

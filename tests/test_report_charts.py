@@ -22,6 +22,7 @@ from diagnose.report._charts import (
     RankMap,
     Roof,
     Roofline,
+    StepBins,
     StepLine,
     StepLines,
     TimeLines,
@@ -44,10 +45,8 @@ ROOF = Roofline(
 FALLS = StepLines(
     title="t",
     unit=HOSTILE,
-    first=0,
-    width=2,
+    steps=StepBins(width=2, marks=(Mark(step=2, label=HOSTILE, strong=True),)),
     lines={HOSTILE: np.array([100.0, 10.0, np.nan]), "after": np.array([np.nan, 10.0, 0.1])},
-    marks=(Mark(step=2, label=HOSTILE, strong=True),),
     logarithmic=True,
 )
 
@@ -76,11 +75,9 @@ def test_plotly_takes_lines_that_have_a_part_each() -> None:
     go.Figure(made)  # raises on a key or a value that plotly does not have
     assert "<img" not in json.dumps(made)
     assert made["layout"]["legend"]["y"] < 0, "the marks are named above"
-    late = Mark(step=5, label="late", strong=True)
-    sides = [
-        each["xanchor"]
-        for each in figure(replace(FALLS, marks=(*FALLS.marks, late)))["layout"]["annotations"]
-    ]
+    marks = (*FALLS.steps.marks, Mark(step=5, label="late", strong=True))
+    marked = replace(FALLS, steps=replace(FALLS.steps, marks=marks))
+    sides = [each["xanchor"] for each in figure(marked)["layout"]["annotations"]]
     assert sides == ["left", "right"], "a name that does not fit would make the axis longer"
 
 
@@ -89,14 +86,14 @@ def test_a_line_is_broken_where_nothing_was_measured_and_a_lone_value_is_seen() 
     chart = TimeLines(title="t", unit="MiB", seconds=np.arange(5.0), lines={"one": values})
     (path,) = lines(chart_svg(chart))
     assert re.fullmatch(r"M0 \d+L250 \d+M750 \d+h6", path)
-    (stairs,) = lines(chart_svg(StepLine(title="t", unit="MiB", first=0, width=2, values=values)))
+    (stairs,) = lines(chart_svg(StepLine(title="t", unit="MiB", steps=StepBins(width=2), values=values)))
     assert re.fullmatch(r"M0 \d+V\d+H200V\d+H400M600 \d+V\d+H800", stairs)
 
 
 def test_a_first_step_of_seconds_does_not_flatten_all_others_and_the_chart_says_so() -> None:
     times = np.full(100, 10.0)
     times[0] = 900.0
-    chart = PhaseAreas(title="t", first=0, width=1, phase_ms={Phase.FORWARD: times})
+    chart = PhaseAreas(title="t", steps=StepBins(), phase_ms={Phase.FORWARD: times})
     page = Page(chart_svg(chart))
     assert "cut off; the highest is 900 ms" in page.text
     (area,) = [path["d"] or "" for path in page.all("path") if path.get("fill")]
@@ -114,7 +111,7 @@ def test_a_loss_that_falls_by_powers_of_ten_has_an_axis_of_them() -> None:
 
 
 def test_the_map_of_ranks_is_darkest_where_a_rank_is_latest_and_empty_where_it_told_nothing() -> None:
-    page = Page(chart_svg(RankMap(title="t", first=0, width=8, ranks=(0, 7), values_ms=MAP)))
+    page = Page(chart_svg(RankMap(title="t", steps=StepBins(width=8), ranks=(0, 7), values_ms=MAP)))
     shades = [(path["fill"], path["d"]) for path in page.all("path") if path.get("fill")]
     assert shades[-1][1] == "M667 0H1000V500H667Z", "the last of the upper row, the highest value"
     assert shades[0][1] == "M0 0H667V500H0ZM667 500H1000V1000H667Z", "neighbours are one; the gap is none"
@@ -166,7 +163,7 @@ def test_charts_over_the_steps_end_at_the_last_step_not_with_its_bin(tmp_path: P
     text = Page(to_html(profile)).text
     assert text.count("step 5,000") == 3, "ledger, throughput, loss"
     assert re.findall(r"step 5,[1-9]|step 5,0[1-9]", text) == []
-    last = RankMap(title="t", first=0, width=8, ranks=(0, 7), values_ms=MAP, end=19)
+    last = RankMap(title="t", steps=StepBins(width=8, end=19), ranks=(0, 7), values_ms=MAP)
     assert "step 19" in chart_svg(last)
 
 
@@ -216,7 +213,7 @@ def test_a_run_of_one_rank_has_no_map_and_a_deep_window_its_roofline(tmp_path: P
 
 def test_marks_are_named_where_they_are_and_to_those_who_cannot_see_them() -> None:
     marks = tuple(Mark(step=number, label=f"trial {number}") for number in range(20))
-    chart = StepLine(title="t", unit="samples/s", first=0, width=1, values=np.ones(20), marks=marks)
+    chart = StepLine(title="t", unit="samples/s", steps=StepBins(marks=marks), values=np.ones(20))
     page = Page(chart_svg(chart))
     assert len(page.all("title")) == 20, "each, on hovering"
     assert "trial 0 at step 1" in page.text and "and 8 more" in page.text

@@ -28,6 +28,7 @@ from diagnose.report._charts import (
     RankMap,
     Roof,
     Roofline,
+    StepBins,
     StepLine,
     TimeLines,
     Waterfall,
@@ -219,8 +220,7 @@ def test_gains_that_were_undone_after_all_are_not_drawn_as_confirmed(measured: s
 def test_areas_are_as_high_as_the_step_and_as_wide_as_the_run() -> None:
     chart = PhaseAreas(
         title="",
-        first=0,
-        width=2,
+        steps=StepBins(width=2),
         phase_ms={phase: np.array(times) for phase, times in HISTORY.phase_ms.items()},
     )
     paths = [path["d"] or "" for path in Page(chart_svg(chart)).all("path") if path.get("fill")]
@@ -253,15 +253,17 @@ def test_interactive_report_carries_plotly_in_the_file_and_may_run_nothing_else(
 
 
 CHARTS = (
-    PhaseAreas(title="t", first=0, width=1, phase_ms={Phase.FORWARD: np.arange(3.0)}),
-    PhaseAreas(title="one step", first=0, width=1, phase_ms={Phase.FORWARD: np.ones(1)}),
+    PhaseAreas(title="t", steps=StepBins(), phase_ms={Phase.FORWARD: np.arange(3.0)}),
+    PhaseAreas(title="one step", steps=StepBins(), phase_ms={Phase.FORWARD: np.ones(1)}),
     StepLine(
         title="t",
         unit=HOSTILE,
-        first=4,
-        width=2,
+        steps=StepBins(
+            first=4,
+            width=2,
+            marks=(Mark(step=5, label=HOSTILE, strong=True), Mark(step=6, label=HOSTILE, strong=False)),
+        ),
         values=np.array([1.0, np.nan, 2.0]),
-        marks=(Mark(step=5, label=HOSTILE, strong=True), Mark(step=6, label=HOSTILE, strong=False)),
     ),
     TimeLines(title="t", unit="MiB", seconds=np.arange(2.0), lines={HOSTILE: np.arange(2.0)}),
     Waterfall(title="t", before_ns={Phase.COPY: 5.0}, after_ns={Phase.GC: 7.0}),
@@ -272,7 +274,9 @@ CHARTS = (
             GainRow(label="refused", outcome="refused", predicted=1.2),
         ),
     ),
-    RankMap(title="t", first=0, width=4, ranks=(0, 1), values_ms=np.array([[1.0, np.nan], [-1.0, 2.0]])),
+    RankMap(
+        title="t", steps=StepBins(width=4), ranks=(0, 1), values_ms=np.array([[1.0, np.nan], [-1.0, 2.0]])
+    ),
     Levels(title="t", unit="samples/s", labels=("a",), values=(1.0,), singles=((1.0, 2.0),), changes=(0,)),
     Roofline(
         title="t",
@@ -289,9 +293,10 @@ def test_the_charts_of_a_long_run_with_many_marks_are_sent_in_sixty_kilobytes() 
         Mark(step=12_288 * number, label="loader-workers=2 kept 1.2x (1.1 to 1.3)", strong=number % 4 == 0)
         for number in range(100)
     )
+    steps = StepBins(width=2048, marks=marks)
     charts = (
-        PhaseAreas(title="", first=0, width=2048, phase_ms=dict.fromkeys(Phase, bins), marks=marks),
-        StepLine(title="", unit="samples/s", first=0, width=2048, values=bins, marks=marks),
+        PhaseAreas(title="", steps=steps, phase_ms=dict.fromkeys(Phase, bins)),
+        StepLine(title="", unit="samples/s", steps=steps, values=bins),
         TimeLines(title="", unit="CPUs", seconds=bins[:240], lines=dict.fromkeys("abc", bins[:240])),
     )
     sent = sum(len(json.dumps(figure(chart))) for chart in charts)

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from diagnose.analysis.compare import StepSeries
+from diagnose.analysis.compare import StepSeries, compare, differences, tuned_parts
 from diagnose.analysis.composition import composed, window_of, without_steps
+from diagnose.analysis.recorders import measured_otherwise
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.analysis.reduction import read_or_note, reduce_files, reduce_logs
 from diagnose.analysis.run_info import notes_of_files
 from diagnose.analysis.script import Script
 from diagnose.analysis.steps import GapParts, phase_series, step_times
+from diagnose.core.comparison import Comparison
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_S
@@ -180,6 +182,18 @@ def load_job_series(run: Path, profile: Profile) -> StepSeries:
     if not whole or not own:
         return series
     return replace(series, samples=series.samples.astype(np.float64) * (whole / own))
+
+
+def compared(runs: tuple[Path, Path], profiles: tuple[Profile, Profile]) -> Comparison:
+    """Compares two runs.
+
+    Args:
+        runs: Their folders, the one first that changes are relative to.
+        profiles: What `load_profile` returned of each.
+    """
+    series = (load_job_series(run, profile) for run, profile in zip(runs, profiles, strict=True))
+    notes = (*differences(profiles[0].run, profiles[1].run), *tuned_parts(*profiles))
+    return compare(*series, notes=notes, otherwise=measured_otherwise(*profiles))
 
 
 def first_log(run: Path, rank: int | None = None) -> RankLog | None:

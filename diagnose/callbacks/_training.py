@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,60 +23,45 @@ from diagnose.store.runs import check_name
 
 FIRST_RANK = 0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What the user asked a callback for.
-
-    Attributes:
-        run_dir: Folder that holds the runs; `None` for that of `diagnose run`.
-        name: Name of the run; `None` for time and script. A second training gets `-2`, and so on.
-        html: Where to write the report as HTML.
-        json: Where to write the report as JSON.
-        warmup: Leading steps left out of every figure; `None` for the analysis to find.
-        quiet: Print no report.
-        logger: Takes the report instead of stderr.
-
-    Raises:
-        DiagnoseError: If the name is none, or the folder of a report is not there: now, not after hours.
-    """
-
-    run_dir: Path | None = None
-    name: str | None = None
-    html: Path | None = None
-    json: Path | None = None
-    warmup: int | None = None
-    quiet: bool = False
-    logger: logging.Logger | None = None
-
-    def __post_init__(self) -> None:
-        if self.name is not None:
-            check_name(self.name)
-        for option, path in (("html", self.html), ("json", self.json)):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise DiagnoseError(
-                    f"DiagnoseCallback: cannot write {option} {path}: "
-                    f"there is no folder {path.absolute().parent}."
-                )
+StrPath = str | os.PathLike[str]
 
 
 class Training:
     """Measures one training after the other in this process. Whatever goes wrong, the training goes on.
 
-    A copy, and what is unpickled in another process, measures nothing until it is told to begin.
-
-    Args:
-        wanted: What the user asked for.
+    A copy, and what is unpickled in another process, measures nothing until it is told to begin. What the
+    user may ask for is said in each `DiagnoseCallback`.
 
     Attributes:
         folder: The run's folder of the last training.
         profile: What was found in it: on the first rank, once it has ended.
+
+    Raises:
+        DiagnoseError: If the name is none, or the folder of a report is not there: now, not after hours.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(
+        self,
+        *,
+        run_dir: StrPath | None = None,
+        name: str | None = None,
+        html: StrPath | None = None,
+        json: StrPath | None = None,
+        warmup: int | None = None,
+        quiet: bool = False,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        if name is not None:
+            check_name(name)
         self.folder: Path | None = None
         self.profile: Profile | None = None
-        self._wanted = wanted
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self._name = name
+        self._html = _destination("html", html)
+        self._json = _destination("json", json)
+        self._warmup = warmup
+        self._quiet = quiet
+        self._logger = logger
         self._rank = FIRST_RANK
         self._ranks: RanksAtWork | None = None
         self._is_on = False
@@ -110,7 +94,7 @@ class Training:
             self.folder = Path(folder)
             self.folder.mkdir(parents=True, exist_ok=True)
             self._ranks = RanksAtWork(self.folder) if world_size > 1 else None
-            session.attach(self.folder, warmup=self._wanted.warmup)
+            session.attach(self.folder, warmup=self._warmup)
             self._is_on = True
             # For a training that ends by an exception of which its trainer tells nobody.
             atexit.register(self._end_at_exit)
@@ -154,8 +138,8 @@ class Training:
 
     def _new_folder(self) -> Path:
         script = Path(sys.argv[0]).stem if sys.argv else ""
-        name = self._wanted.name or run_folder.folder_name(time.localtime(), script)
-        root = self._wanted.run_dir or resolve({}, os.environ, Path.cwd()).run_dir
+        name = self._name or run_folder.folder_name(time.localtime(), script)
+        root = self._run_dir or resolve({}, os.environ, Path.cwd()).run_dir
         try:
             return run_folder.create(root, name)
         except OSError as error:
@@ -165,25 +149,19 @@ class Training:
 
     def _report(self, *, alone: bool) -> None:
         from diagnose.analysis.profile import load_profile
+        from diagnose.launch.ending import next_command
         from diagnose.report import Terminal, end_block, to_html, to_json
         from diagnose.rules import diagnosed
 
         assert self.folder is not None
         profile = self.profile = diagnosed(load_profile(self.folder, alone=alone))
-        wanted = self._wanted
-        if not wanted.quiet:
-            terminal = Terminal.of(sys.stderr) if wanted.logger is None else Terminal()
-            self._say("\n" + end_block(profile, **asdict(terminal), command=self._command()).rstrip())
-        if wanted.json is not None:
-            wanted.json.write_text(json.dumps(to_json(profile), indent=2, allow_nan=False) + "\n", "utf-8")
-        if wanted.html is not None:
-            wanted.html.write_text(to_html(profile), encoding="utf-8")
-
-    def _command(self) -> str | None:
-        assert self.folder is not None
-        from diagnose.launch.ending import next_command
-
-        return next_command(self.folder)
+        if not self._quiet:
+            terminal = Terminal.of(sys.stderr) if self._logger is None else Terminal()
+            self._say("\n" + end_block(profile, terminal, command=next_command(self.folder)).rstrip())
+        if self._json is not None:
+            self._json.write_text(json.dumps(to_json(profile), indent=2, allow_nan=False) + "\n", "utf-8")
+        if self._html is not None:
+            self._html.write_text(to_html(profile), encoding="utf-8")
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -195,43 +173,25 @@ class Training:
             self._say(f"diagnose: a bug of ours; the training goes on:\n{traceback.format_exc().rstrip()}")
 
     def _say(self, text: str) -> None:
-        if self._wanted.logger is not None:
-            self._wanted.logger.info(text)
+        if self._logger is not None:
+            self._logger.info(text)
         elif sys.stderr is not None:
             print(text, file=sys.stderr, flush=True)
 
     def _say_once(self, text: str) -> None:
-        if not self._has_said and self._rank == FIRST_RANK and not self._wanted.quiet:
+        if not self._has_said and self._rank == FIRST_RANK and not self._quiet:
             self._say(text)
         self._has_said = True
 
 
-def training(
-    *,
-    run_dir: str | os.PathLike[str] | None,
-    name: str | None,
-    html: str | os.PathLike[str] | None,
-    json: str | os.PathLike[str] | None,
-    warmup: int | None,
-    quiet: bool,
-    logger: logging.Logger | None,
-) -> Training:
-    """Makes a `Training` of the arguments that every callback takes; see `Wanted`."""
-
-    def path(given: str | os.PathLike[str] | None) -> Path | None:
-        return None if given is None else Path(given)
-
-    return Training(
-        Wanted(
-            run_dir=path(run_dir),
-            name=name,
-            html=path(html),
-            json=path(json),
-            warmup=warmup,
-            quiet=quiet,
-            logger=logger,
+def _destination(form: str, given: StrPath | None) -> Path | None:
+    """Returns where to write a report, once it is sure that its folder is there."""
+    path = None if given is None else Path(given)
+    if path is not None and not path.absolute().parent.is_dir():
+        raise DiagnoseError(
+            f"DiagnoseCallback: cannot write {form} {path}: there is no folder {path.absolute().parent}."
         )
-    )
+    return path
 
 
 def _from_first_rank(text: str) -> str:

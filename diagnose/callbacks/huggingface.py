@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 from transformers import TrainerCallback
 
-from diagnose.callbacks._training import training
+from diagnose.callbacks._training import StrPath, Training
 from diagnose.core.profile import Profile
 
 
@@ -35,16 +34,16 @@ class DiagnoseCallback(TrainerCallback):  # type: ignore[misc] # not ours to req
     def __init__(
         self,
         *,
-        run_dir: str | os.PathLike[str] | None = None,
+        run_dir: StrPath | None = None,
         name: str | None = None,
-        html: str | os.PathLike[str] | None = None,
-        json: str | os.PathLike[str] | None = None,
+        html: StrPath | None = None,
+        json: StrPath | None = None,
         warmup: int | None = None,
         quiet: bool = False,
         logger: logging.Logger | None = None,
     ) -> None:
         super().__init__()
-        self._training = training(
+        self._training = Training(
             run_dir=run_dir, name=name, html=html, json=json, warmup=warmup, quiet=quiet, logger=logger
         )
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 from typing import Any
 
-from diagnose.callbacks._training import training
+from diagnose.callbacks._training import StrPath, Training
 from diagnose.core.profile import Profile
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
@@ -56,16 +55,16 @@ class DiagnoseCallback(*_callback_classes()):  # type: ignore[misc] # not ours t
     def __init__(
         self,
         *,
-        run_dir: str | os.PathLike[str] | None = None,
+        run_dir: StrPath | None = None,
         name: str | None = None,
-        html: str | os.PathLike[str] | None = None,
-        json: str | os.PathLike[str] | None = None,
+        html: StrPath | None = None,
+        json: StrPath | None = None,
         warmup: int | None = None,
         quiet: bool = False,
         logger: logging.Logger | None = None,
     ) -> None:
         super().__init__()
-        self._training = training(
+        self._training = Training(
             run_dir=run_dir, name=name, html=html, json=json, warmup=warmup, quiet=quiet, logger=logger
         )
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # as a shell has it for Ctrl-C
 OUR_BUG = 70  # EX_SOFTWARE of sysexits.h
+BEFORE_SCRIPT = {"allow_extra_args": True, "allow_interspersed_args": False}
+"""Options of ours end at the script: what follows is the script's."""
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "srun", "mpirun"}
 
 Words = Annotated[

@@ -6,14 +6,21 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diagnose.core.errors import DiagnoseError
 
-STDOUT = "-"
+if TYPE_CHECKING:
+    from diagnose.report import Terminal
 
+STDOUT = "-"
+WIDEST = 100
+
+Run = Annotated[
+    str | None, typer.Argument(metavar="RUN", help="Name or path of a run. [default: the newest]")
+]
 RunDir = Annotated[Path | None, typer.Option(help="Folder that holds the runs. [default: .diagnose/runs]")]
 Json = Annotated[
     str | None, typer.Option("--json", metavar="PATH|-", help="Write JSON to a file, or to stdout for -.")
@@ -25,6 +32,21 @@ def root_of_runs(run_dir: Path | None) -> Path:
     from diagnose.launch.settings import resolve
 
     return resolve({"run_dir": run_dir}, os.environ, Path.cwd()).run_dir
+
+
+def terminal(widest: int = WIDEST) -> Terminal:
+    """Describes what stdout is printed on."""
+    from diagnose.report import Terminal
+
+    return Terminal.of(sys.stdout, widest=widest)
+
+
+def answer(json_path: str | None, data: dict[str, Any], text: str) -> None:
+    """Writes the answer as JSON where that is asked for; else prints its text."""
+    if json_path is not None:
+        put(as_json(data), json_path)
+    else:
+        show(text)
 
 
 def as_json(answer: dict[str, Any]) -> str:

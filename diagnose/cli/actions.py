@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from diagnose.cli._output import Json, as_json, put, show
+from diagnose.cli._output import Json, answer, put, terminal
 from diagnose.core.errors import DiagnoseError
-
-WIDEST = 100
-
-
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("actions")(actions)
 
 
 def actions(
@@ -28,10 +20,9 @@ def actions(
     ] = None,
 ) -> None:
     """Lists the fixes that --tune can try, or explains one."""
-    from diagnose.report import Terminal, _action_pages
+    from diagnose.report import _action_pages
     from diagnose.rules import rules as all_rules
 
-    terminal = Terminal.of(sys.stdout, widest=WIDEST)
     known, rules = _action_pages.built_in_actions(), all_rules()
     if write is not None:
         put(_action_pages.tuning_page(known, rules), str(write))
@@ -40,10 +31,9 @@ def actions(
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise DiagnoseError(f"there is no action {name[:60]!r}.{hint}\nList them: diagnose actions")
-    if json is not None:
-        wanted = known if name is None else {name: known[name]}
-        put(as_json(_action_pages.actions_json(wanted, rules)), json)
-    elif name is not None:
-        show(_action_pages.action_text(name, known[name], rules, terminal))
+    if name is not None:
+        data = _action_pages.actions_json({name: known[name]}, rules)
+        answer(json, data, _action_pages.action_text(name, known[name], rules, terminal()))
     else:
-        show(_action_pages.actions_text(known, terminal))
+        data = _action_pages.actions_json(known, rules)
+        answer(json, data, _action_pages.actions_text(known, terminal()))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from diagnose.cli._gate import (
+    BEFORE_SCRIPT,
     Budget,
     KeptIn,
     Steps,
@@ -19,7 +20,7 @@ from diagnose.cli._gate import (
     own_exit_codes,
     training_command,
 )
-from diagnose.cli._output import Json, as_json, put, show
+from diagnose.cli._output import Json, answer, as_json, put, show
 from diagnose.core.errors import DiagnoseError
 
 Place = Annotated[
@@ -28,17 +29,12 @@ Place = Annotated[
 ]
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb and its three own."""
-    verbs = typer.Typer(help="Records and shows what diagnose gate --baseline compares with.")
-    verbs.command("update", context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(
-        update
-    )
-    verbs.command("show")(show_one)
-    verbs.command("list")(list_all)
-    app.add_typer(verbs, name="baseline", no_args_is_help=True)
+baseline = typer.Typer(
+    help="Records and shows what diagnose gate --baseline compares with.", no_args_is_help=True
+)
 
 
+@baseline.command(context_settings=BEFORE_SCRIPT)
 def update(
     words: Words = None,
     place: Place = None,
@@ -74,6 +70,7 @@ def update(
     show(f"{path} holds {jobs} job{'s' if jobs != 1 else ''} now; commit it.\n")
 
 
+@baseline.command("show")
 def show_one(
     name: Annotated[
         str | None, typer.Argument(metavar="KEY|PATH", help="Which baseline. [default: the only one]")
@@ -86,13 +83,11 @@ def show_one(
     from diagnose.gate.baseline import FOLDER, load
 
     path = _path(name, place or FOLDER)
-    baseline = load(path)
-    if json is not None:
-        put(as_json(baseline_json(path, baseline)), json)
-    else:
-        show(baseline_text(path, baseline))
+    found = load(path)
+    answer(json, baseline_json(path, found), baseline_text(path, found))
 
 
+@baseline.command("list")
 def list_all(place: Place = None, json: Json = None) -> None:
     """Lists the baselines: one for each kind of machine and work."""
     from diagnose.gate.as_baseline import baseline_json, baselines_text

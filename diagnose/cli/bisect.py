@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from diagnose.cli._gate import (
+    BEFORE_SCRIPT,
     Budget,
     KeptIn,
     Steps,
@@ -22,9 +23,8 @@ from diagnose.cli._gate import (
     refuse_metric,
     training_command,
 )
-from diagnose.cli._output import STDOUT, Json, as_json, put, show
+from diagnose.cli._output import STDOUT, Json, as_json, put, show, terminal
 
-WIDEST = 100
 EXIT_CODES = (
     "Exit codes: 0 a commit was found; 2 wrong call; 3 cannot tell, or nothing was lost between the two; "
     "5 the training command failed on the first or the last commit; 70 an error of diagnose itself."
@@ -45,14 +45,7 @@ class OptionsOnBothSides(TyperCommand):
         return list(super().parse_args(ctx, args))
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(
-        "bisect",
-        cls=OptionsOnBothSides,
-        context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
-        epilog=EXIT_CODES,
-    )(bisect)
+OPTIONS = {"cls": OptionsOnBothSides, "context_settings": BEFORE_SCRIPT, "epilog": EXIT_CODES}
 
 
 def bisect(
@@ -93,7 +86,6 @@ def bisect(
     from diagnose.gate.as_github import is_github, not_obeyed
     from diagnose.gate.bisect import bisect as search
     from diagnose.gate.bisection import BisectRequest
-    from diagnose.report import Terminal
 
     words = list(words or ())
     if words[:1] == ["--"]:  # it stands behind GOOD..BAD, where parsing has ended
@@ -117,6 +109,6 @@ def bisect(
         if json is not None:
             put(as_json(to_json(found)), json)
         if json != STDOUT:
-            text = bisect_text(found, Terminal.of(sys.stdout, widest=WIDEST))
+            text = bisect_text(found, terminal())
             show(not_obeyed(text) if is_github() else text)
     raise typer.Exit(found.ending.exit_code)

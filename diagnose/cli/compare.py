@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diagnose.cli._output import Json, RunDir, as_json, put, root_of_runs, show
-
-WIDEST = 100
-
-
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("compare")(compare)
+from diagnose.cli._output import Json, RunDir, answer, root_of_runs, terminal
 
 
 def compare(
@@ -27,12 +20,9 @@ def compare(
 
     Sets the predicted gain of a fix beside the measured one.
     """
-    from diagnose.analysis.compare import compare as compare_series
-    from diagnose.analysis.compare import differences, tuned_parts
     from diagnose.analysis.predictions import prediction
-    from diagnose.analysis.profile import load_job_series, load_profile
-    from diagnose.analysis.recorders import measured_otherwise
-    from diagnose.report import FaultChanges, Terminal, comparison_json, comparison_text
+    from diagnose.analysis.profile import compared, load_profile
+    from diagnose.report import FaultChanges, comparison_json, comparison_text
     from diagnose.rules import diagnosed
     from diagnose.store.gains import note_prediction
     from diagnose.store.runs import resolve_run
@@ -41,18 +31,11 @@ def compare(
     one, other = resolve_run(before, root), resolve_run(after, root)
     profiles = (diagnosed(load_profile(one)), diagnosed(load_profile(other)))
     runs = (profiles[0].run, profiles[1].run)
-    comparison = compare_series(
-        load_job_series(one, profiles[0]),
-        load_job_series(other, profiles[1]),
-        notes=(*differences(*runs), *tuned_parts(*profiles)),
-        otherwise=measured_otherwise(*profiles),
-    )
+    comparison = compared((one, other), profiles)
     predicted = prediction(*profiles, comparison)
     faults = FaultChanges(before=profiles[0], after=profiles[1], prediction=predicted)
-    if json is not None:
-        put(as_json(comparison_json(comparison, runs, faults)), json)
-    else:
-        show(comparison_text(comparison, runs, Terminal.of(sys.stdout, widest=WIDEST), faults))
+    text = comparison_text(comparison, runs, terminal(), faults)
+    answer(json, comparison_json(comparison, runs, faults), text)
     if predicted is not None:
         try:
             note_prediction(predicted)

@@ -11,11 +11,6 @@ from diagnose.cli._output import RunDir, root_of_runs
 PORT = 8050
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("dashboard")(dashboard)
-
-
 def dashboard(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="Open this run. [default: the list of runs]")

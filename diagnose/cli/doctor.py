@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from diagnose.cli._output import Json, RunDir, as_json, put, root_of_runs, show
+from diagnose.cli._output import Json, RunDir, answer, root_of_runs, terminal
 from diagnose.core.errors import DiagnoseError
-
-WIDEST = 100
-
-
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("doctor")(doctor)
 
 
 def doctor(
@@ -33,7 +25,7 @@ def doctor(
     Also what its devices reach, once that has been measured.
     """
     from diagnose.launch.doctor import examine
-    from diagnose.report import Terminal, doctor_json, doctor_text
+    from diagnose.report import doctor_json, doctor_text
     from diagnose.store.machine import keep_rates, kept_rates
 
     checks = examine(root_of_runs(run_dir))
@@ -51,7 +43,4 @@ def doctor(
                     f"doctor: the rates cannot be kept: {error}.\nSet DIAGNOSE_STATE to a folder."
                 ) from error
     rates = kept_rates()
-    if json is not None:
-        put(as_json(doctor_json(checks, rates)), json)
-    else:
-        show(doctor_text(checks, rates, Terminal.of(sys.stdout, widest=WIDEST)))
+    answer(json, doctor_json(checks, rates), doctor_text(checks, rates, terminal()))

@@ -6,12 +6,7 @@ from typing import Annotated
 
 import typer
 
-from diagnose.cli._output import RunDir, root_of_runs
-
-
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("export")(export)
+from diagnose.cli._output import Run, RunDir, root_of_runs
 
 
 def export(
@@ -22,9 +17,7 @@ def export(
             help="csv, mlflow, otel, perfetto, prometheus, tensorboard or wandb; several may be given.",
         ),
     ],
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name or path of a run. [default: the newest]")
-    ] = None,
+    run: Run = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on while the run does, a few times a minute.")
     ] = False,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diagnose.cli._gate import (
+    BEFORE_SCRIPT,
     OUR_BUG,
     Budget,
     KeptIn,
@@ -27,14 +28,13 @@ from diagnose.cli._gate import (
     refuse_metric,
     training_command,
 )
-from diagnose.cli._output import STDOUT, Json, as_json, put, show
+from diagnose.cli._output import STDOUT, WIDEST, Json, as_json, put, show
 from diagnose.core.errors import DiagnoseError
 
 if TYPE_CHECKING:
     from diagnose.gate.pairs import Asked
     from diagnose.gate.result import GateResult
 
-WIDEST = 100
 EXIT_CODES = (
     "Exit codes: 0 pass; 1 regression; 2 wrong call; 3 cannot tell (too noisy, too few steps); "
     "4 no baseline, or one of another machine; 5 the training command failed, hangs or does not train; "
@@ -42,13 +42,7 @@ EXIT_CODES = (
 )
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(
-        "gate",
-        context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
-        epilog=EXIT_CODES,
-    )(gate)
+OPTIONS = {"context_settings": BEFORE_SCRIPT, "epilog": EXIT_CODES}
 
 
 def gate(

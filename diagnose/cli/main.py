@@ -44,11 +44,21 @@ def _options(
 
 
 def add_commands() -> None:
-    """Lets each file of this folder that defines `command(app)` add its verb."""
+    """Adds the verb of each file of this folder."""
     for info in pkgutil.iter_modules(diagnose.cli.__path__):
-        if info.name == "main" or info.name.startswith("_"):
-            continue
-        importlib.import_module(f"diagnose.cli.{info.name}").command(app)
+        if info.name != "main" and not info.name.startswith("_"):
+            add_command(app, info.name)
+
+
+def add_command(app: typer.Typer, name: str) -> None:
+    """Adds what a file defines under its own name: a function, with typer's `OPTIONS` where it has any, or
+    a group of verbs."""
+    module = importlib.import_module(f"diagnose.cli.{name}")
+    verb = getattr(module, name)
+    if isinstance(verb, typer.Typer):
+        app.add_typer(verb, name=name)
+    else:
+        app.command(name, **getattr(module, "OPTIONS", {}))(verb)
 
 
 def main() -> None:

@@ -5,23 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from diagnose.cli._output import RunDir, root_of_runs, show
+from diagnose.cli._output import Run, RunDir, root_of_runs, show
 from diagnose.core.errors import DiagnoseError
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("patch")(patch)
-
-
 def patch(
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name or path of a run. [default: the newest]")
-    ] = None,
+    run: Run = None,
     run_dir: RunDir = None,
 ) -> None:
     """Prints what tuning kept as a diff: diagnose patch | git apply."""

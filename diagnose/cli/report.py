@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diagnose.cli._output import STDOUT, Json, RunDir, as_json, put, root_of_runs, show
+from diagnose.cli._output import STDOUT, Json, Run, RunDir, as_json, put, root_of_runs, show, terminal
 from diagnose.core.errors import DiagnoseError
 
 if TYPE_CHECKING:
@@ -18,15 +17,8 @@ if TYPE_CHECKING:
 WIDEST = 120  # a wider table is not easier to read
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("report")(report)
-
-
 def report(
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name or path of a run. [default: the newest]")
-    ] = None,
+    run: Run = None,
     json: Json = None,
     html: Annotated[
         str | None, typer.Option(metavar="PATH|-", help="Write one HTML file, or to stdout for -.")
@@ -51,7 +43,7 @@ def report(
         raise DiagnoseError("diagnose report: only one of --json, --html and --md can go to stdout.")
     if interactive and html is None:
         raise DiagnoseError("diagnose report: --interactive is about --html; name the file: --html PATH.")
-    from diagnose.report import Terminal, to_html, to_json, to_markdown, to_text
+    from diagnose.report import to_html, to_json, to_markdown, to_text
     from diagnose.rules import diagnosed
     from diagnose.store.runs import resolve_run
 
@@ -63,7 +55,7 @@ def report(
     if md is not None:
         put(to_markdown(profile), md)
     if json is html is md is None:
-        show(to_text(profile, Terminal.of(sys.stdout, widest=WIDEST)))
+        show(to_text(profile, terminal(WIDEST)))
 
 
 def _profile(run: Path, since: str | None) -> Profile:

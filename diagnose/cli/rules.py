@@ -8,14 +8,7 @@ from typing import Annotated
 
 import typer
 
-from diagnose.cli._output import Json, as_json, put, show
-
-WIDEST = 100
-
-
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("rules")(rules)
+from diagnose.cli._output import Json, answer, terminal
 
 
 def rules(
@@ -33,7 +26,6 @@ def rules(
     from diagnose.rules import built_in, find_rule, own_rules
     from diagnose.rules import rules as all_rules
 
-    terminal = report.Terminal.of(sys.stdout, widest=WIDEST)
     if write is not None:
         changed = report.write_pages(write, report.rule_pages(built_in()))
         print(f"wrote {len(built_in()) + 1} pages to {write}, {len(changed)} of them new", file=sys.stderr)
@@ -42,16 +34,12 @@ def rules(
         from diagnose.store.gains import read_predictions
 
         tried = read_predictions()
-        answer, text = report.calibration_json(tried), report.calibration_text(tried, terminal)
+        answer(json, report.calibration_json(tried), report.calibration_text(tried, terminal()))
     elif name is not None:
         known = all_rules()
         rule = find_rule(name, known)
-        answer, text = report.rules_json({name: rule}), report.rule_text(name, rule, terminal)
+        answer(json, report.rules_json({name: rule}), report.rule_text(name, rule, terminal()))
     else:
-        answer, text = report.rules_json(all_rules()), report.rules_text(all_rules(), terminal)
         for problem in own_rules(built_in()).broken:
             print(f"diagnose: {problem}", file=sys.stderr)
-    if json is not None:
-        put(as_json(answer), json)
-    else:
-        show(text)
+        answer(json, report.rules_json(all_rules()), report.rules_text(all_rules(), terminal()))

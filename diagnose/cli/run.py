@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+# What follows the script is the script's. Unknown options before it stay errors: with them ignored,
+# `run --stpes 5 train.py` would run a script called --stpes.
+OPTIONS = {"context_settings": {"allow_extra_args": True, "allow_interspersed_args": False}}
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(
-        "run",
-        # What follows the script is the script's. Unknown options before it stay errors: with them ignored,
-        # `run --stpes 5 train.py` would run a script called --stpes.
-        context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
-    )(run)
-
-
-def _torchruns() -> Any:
-    return typer.Option(help="Passed to torchrun.")
+TORCHRUNS = typer.Option(help="Passed to torchrun.")
 
 
 def run(
@@ -95,24 +87,24 @@ def run(
         str | None,
         typer.Option(metavar="RANKS", help="Ranks that record: all, first, sample, or 0,1,8-15."),
     ] = None,
-    nnodes: Annotated[str | None, _torchruns()] = None,
-    node_rank: Annotated[int | None, _torchruns()] = None,
-    master_addr: Annotated[str | None, _torchruns()] = None,
-    master_port: Annotated[int | None, _torchruns()] = None,
-    local_addr: Annotated[str | None, _torchruns()] = None,
+    nnodes: Annotated[str | None, TORCHRUNS] = None,
+    node_rank: Annotated[int | None, TORCHRUNS] = None,
+    master_addr: Annotated[str | None, TORCHRUNS] = None,
+    master_port: Annotated[int | None, TORCHRUNS] = None,
+    local_addr: Annotated[str | None, TORCHRUNS] = None,
     standalone: Annotated[bool | None, typer.Option("--standalone", help="Passed to torchrun.")] = None,
-    rdzv_backend: Annotated[str | None, _torchruns()] = None,
-    rdzv_endpoint: Annotated[str | None, _torchruns()] = None,
-    rdzv_id: Annotated[str | None, _torchruns()] = None,
-    rdzv_conf: Annotated[str | None, _torchruns()] = None,
-    max_restarts: Annotated[int | None, _torchruns()] = None,
-    monitor_interval: Annotated[float | None, _torchruns()] = None,
-    start_method: Annotated[str | None, _torchruns()] = None,
-    role: Annotated[str | None, _torchruns()] = None,
-    log_dir: Annotated[str | None, _torchruns()] = None,
-    redirects: Annotated[str | None, _torchruns()] = None,
-    tee: Annotated[str | None, _torchruns()] = None,
-    local_ranks_filter: Annotated[str | None, _torchruns()] = None,
+    rdzv_backend: Annotated[str | None, TORCHRUNS] = None,
+    rdzv_endpoint: Annotated[str | None, TORCHRUNS] = None,
+    rdzv_id: Annotated[str | None, TORCHRUNS] = None,
+    rdzv_conf: Annotated[str | None, TORCHRUNS] = None,
+    max_restarts: Annotated[int | None, TORCHRUNS] = None,
+    monitor_interval: Annotated[float | None, TORCHRUNS] = None,
+    start_method: Annotated[str | None, TORCHRUNS] = None,
+    role: Annotated[str | None, TORCHRUNS] = None,
+    log_dir: Annotated[str | None, TORCHRUNS] = None,
+    redirects: Annotated[str | None, TORCHRUNS] = None,
+    tee: Annotated[str | None, TORCHRUNS] = None,
+    local_ranks_filter: Annotated[str | None, TORCHRUNS] = None,
 ) -> None:
     """Runs a PyTorch script and says where its time went.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diagnose.cli._output import Json, RunDir, as_json, put, root_of_runs, show
+from diagnose.cli._output import Json, RunDir, answer, root_of_runs, terminal
 from diagnose.core.errors import DiagnoseError
 
 if TYPE_CHECKING:
@@ -17,29 +17,22 @@ if TYPE_CHECKING:
 WIDEST = 140  # names of runs and scripts side by side need room
 
 
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("runs")(runs)
-
-
 def runs(
     json: Json = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="List the newest N.")] = 20,
     run_dir: RunDir = None,
 ) -> None:
     """Lists the recorded runs, newest first."""
-    from diagnose.report import Terminal, runs_json, runs_text
+    from diagnose.report import runs_json, runs_text
     from diagnose.store.runs import list_runs
 
     root = root_of_runs(run_dir)
     folders = list_runs(root)
     listed = [(folder.name, _profile_or_reason(folder)) for folder in folders[:limit]]
-    if json is not None:
-        put(as_json(runs_json(listed)), json)
-    elif not folders:
+    if json is None and not folders:
         print(f"There are no runs under {root}.\nRecord one: diagnose run train.py", file=sys.stderr)
-    else:
-        show(runs_text(listed, len(folders), Terminal.of(sys.stdout, widest=WIDEST)))
+        return
+    answer(json, runs_json(listed), runs_text(listed, len(folders), terminal(WIDEST)))
 
 
 def _profile_or_reason(folder: Path) -> Profile | str:

@@ -9,20 +9,11 @@ from typing import Annotated
 
 import typer
 
-from diagnose.cli._output import Json, RunDir, as_json, put, root_of_runs, show
-
-WIDEST = 100
-
-
-def command(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("status")(status)
+from diagnose.cli._output import Json, Run, RunDir, answer, root_of_runs, show, terminal
 
 
 def status(
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name or path of a run. [default: the newest]")
-    ] = None,
+    run: Run = None,
     json: Json = None,
     watch: Annotated[
         float | None,
@@ -41,7 +32,8 @@ def status(
     try:
         while watch is not None and goes_on:
             time.sleep(watch)
-            show("\n") if json is None else None
+            if json is None:
+                show("\n")
             goes_on = _print(folder, json)
     except KeyboardInterrupt:
         pass  # how one stops watching
@@ -51,15 +43,12 @@ def _print(folder: Path, json: str | None) -> bool:
     """Prints once; says whether the run may go on."""
     from diagnose.analysis.profile import load_profile
     from diagnose.core.liveness import State
-    from diagnose.report import Terminal, status_json, status_text
+    from diagnose.report import status_json, status_text
     from diagnose.rules import diagnosed
     from diagnose.store.liveness import liveness
 
     live = liveness(folder)
     profile = diagnosed(load_profile(folder))
-    if json is not None:
-        put(as_json(status_json(profile, live)), json)
-    else:
-        show(status_text(profile, live, Terminal.of(sys.stdout, widest=WIDEST)))
-        sys.stdout.flush()
+    answer(json, status_json(profile, live), status_text(profile, live, terminal()))
+    sys.stdout.flush()
     return live.state in (State.RUNNING, State.CANNOT_TELL)

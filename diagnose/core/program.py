@@ -91,8 +91,7 @@ class Optimizer:
         kind: Name of its class.
         num_tensors: Parameter tensors with a gradient.
         num_elements: Their elements.
-        foreach: Whether it updates many tensors in one call, as it was set; `None` is torch's default.
-        fused: Likewise for the fused implementation.
+        fused: Whether the fused implementation was asked for; `None` is torch's default.
         implementation: What it runs as: `for-loop`, `foreach` or `fused`; empty where that is not known.
         can_fuse: Whether torch has a fused implementation of this class that can take these parameters.
         can_group: Likewise for `foreach`.
@@ -109,7 +108,6 @@ class Optimizer:
     kind: str
     num_tensors: int
     num_elements: int
-    foreach: bool | None = None
     fused: bool | None = None
     implementation: str = ""
     can_fuse: bool = False

@@ -187,3 +187,11 @@ class Tuning:
             if trial.outcome is Outcome.KEPT and trial.action not in self.dropped
         }
         return () if self.undone or (self.errors and not self.frozen) else tuple(kept.values())
+
+    @property
+    def confirmed(self) -> tuple[Measured, str] | None:
+        """What stayed in force on against off, and what it is of: `all`, or `the first 2`; `None` where
+        nothing stayed, or nothing was confirmed."""
+        if self.kept and self.confirmation is not None:
+            return self.confirmation, "all"
+        return (self.earlier, f"the first {self.num_earlier}") if self.kept and self.earlier else None

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diagnose import __version__
-from diagnose.core.profile import RunInfo
-from diagnose.export._files import replace
+from diagnose.export._files import FileExporter, packed, replace
 from diagnose.export._reading import Reading, clean
-from diagnose.export.base import Exporter, Write
 
 if TYPE_CHECKING:
     from diagnose.export._trace import RankTrace
@@ -38,7 +34,7 @@ US = 1000
 """Nanoseconds in the unit of the format."""
 
 
-class Perfetto(Exporter):
+class Perfetto(FileExporter):
     """Writes the Chrome Trace Event format: steps and phases of each rank as slices, what happened as
     instants, samples per second and memory as counters.
 
@@ -46,24 +42,14 @@ class Perfetto(Exporter):
     that a browser can open. Compressed where the name ends in `.gz`.
     """
 
-    target = "FILE"
+    ending = ".trace.json.gz"
     live = False
 
-    def default_target(self, run: RunInfo) -> str:
-        """Returns a file of the run's name."""
-        return f"{run.id or 'run'}.trace.json.gz"
-
-    @contextmanager
-    def open(self, target: str, run: RunInfo) -> Iterator[Write]:
-        """Writes the file at once when it is given a reading."""
-        path = Path(target)
-
-        def write(reading: Reading) -> str:
-            data = json.dumps(trace_of(reading), allow_nan=False, separators=(",", ":")).encode()
-            replace(path, gzip.compress(data, 6) if path.suffix == ".gz" else data, "perfetto")
-            return f"wrote {path}: open it in https://ui.perfetto.dev (nothing is uploaded there)"
-
-        yield write
+    def write(self, path: Path, reading: Reading) -> str:
+        """See `FileExporter`."""
+        data = json.dumps(trace_of(reading), allow_nan=False, separators=(",", ":")).encode()
+        replace(path, packed(path, data), "perfetto")
+        return f"wrote {path}: open it in https://ui.perfetto.dev (nothing is uploaded there)"
 
 
 def trace_of(reading: Reading) -> dict[str, Any]:

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
-from diagnose.core.profile import RunInfo
-from diagnose.export._files import replace
+from diagnose.export._files import FileExporter, replace
 from diagnose.export._metrics import Metric, metrics_of
 from diagnose.export._reading import Reading, clean
-from diagnose.export.base import Exporter, Write
 
 UNITS = {"s": "seconds", "By": "bytes", "1": "ratio"}
 """UCUM's codes as Prometheus has them spelled; a unit in braces says what is counted and is left out."""
 
 
-class Prometheus(Exporter):
+class Prometheus(FileExporter):
     """Writes all metrics to one file, replaced as a whole: who scrapes it never sees half of it.
 
     Names follow OpenTelemetry's rules for Prometheus: dots become underscores, the unit is appended in
     full, and then `_total` to what only grows. Every series bears the name of the run.
     """
 
-    target = "FILE"
+    ending = ".prom"  # the collector reads these alone
 
-    def default_target(self, run: RunInfo) -> str:
-        """Returns a file of the run's name; the collector reads `*.prom` alone."""
-        return f"{run.id or 'run'}.prom"
-
-    @contextmanager
-    def open(self, target: str, run: RunInfo) -> Iterator[Write]:
-        """Writes the file anew with every reading; nothing is kept open."""
-        path = Path(target)
-
-        def write(reading: Reading) -> str:
-            text = to_text(metrics_of(reading), clean(run.id))
-            replace(path, text.encode(), "prometheus")
-            return f"wrote {path}"
-
-        yield write
+    def write(self, path: Path, reading: Reading) -> str:
+        """See `FileExporter`."""
+        text = to_text(metrics_of(reading), clean(reading.profile.run.id))
+        replace(path, text.encode(), "prometheus")
+        return f"wrote {path}"
 
 
 def to_text(metrics: list[Metric], run: str) -> str:

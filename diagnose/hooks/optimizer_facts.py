@@ -84,7 +84,6 @@ def describe(optimizer: Any, models: Sequence[Any] = ()) -> dict[str, Any]:
         "kind": type(optimizer).__name__,
         "num_tensors": len(params),
         "num_elements": sum(p.numel() for p in params),
-        "foreach": group.get("foreach"),
         "fused": group.get("fused"),
         "implementation": _implementation(group, params),
         "can_fuse": not why_not_fused(optimizer, models),

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,6 @@ MAX_WAITING = 100
 """More files than a person makes: the rest waits."""
 
 NAME = re.compile(r"[0-9]{20}-[0-9a-f]{8}\.json")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What became of handing a command over.
-
-    Attributes:
-        accepted: Whether the job will find it.
-        words: In words.
-    """
-
-    accepted: bool
-    words: str
 
 
 def send(run: Path, command: Command) -> None:

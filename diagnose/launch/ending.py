@@ -11,7 +11,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
@@ -99,7 +98,7 @@ def _conclude(
         command = next_command(folder)
         if profile.tuning is not None and profile.tuning.kept and settings.apply is None:
             command = _apply_command(record, folder, settings, launcher)
-        say("\n" + end_block(profile, **asdict(Terminal.of(sys.stderr)), command=command).rstrip())
+        say("\n" + end_block(profile, Terminal.of(sys.stderr), command=command).rstrip())
     if settings.json is not None:
         from diagnose.report import to_json
 

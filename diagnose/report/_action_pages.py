@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import textwrap
 from collections.abc import Mapping
 
 from diagnose.actions.base import Action
+from diagnose.core.plugins import discover
 from diagnose.core.trial import ASKED_FOR, Safety
-from diagnose.report._markdown import code, prose
+from diagnose.report._markdown import code, prose, sections
 from diagnose.report._terminal import Terminal
+from diagnose.report._text import wrapped
 from diagnose.rules import Rule
 
 MARK = "<!-- written by: diagnose actions --write -->"
@@ -63,15 +64,6 @@ def title(action: Action) -> str:
     return ((module.__doc__ if module else "") or "").strip().rstrip(".")
 
 
-def sections(action: Action) -> list[tuple[str, str]]:
-    """Returns the headings of an action's page, each with its markdown."""
-    parts = ("\n" + (inspect.getdoc(type(action)) or "")).split("\n## ")
-    found = [("", parts[0].strip())] if parts[0].strip() else []
-    return found + [
-        (part.partition("\n")[0], textwrap.dedent(part.partition("\n")[2]).strip()) for part in parts[1:]
-    ]
-
-
 def tuning_page(actions: Mapping[str, Action], rules: Mapping[str, Rule]) -> str:
     """Returns `docs/tuning.md`."""
     rows = [
@@ -90,7 +82,7 @@ def tuning_page(actions: Mapping[str, Action], rules: Mapping[str, Rule]) -> str
     ]
     for name, action in actions.items():
         parts += [f"### {name}", f"{prose(title(action))}. {_meaning(name, action, rules)}"]
-        for heading, text in sections(action):
+        for heading, text in sections(inspect.getdoc(type(action)) or ""):
             parts += [f"#### {heading}"] if heading else []
             parts.append(text)
     return "\n\n".join(parts) + "\n"
@@ -115,18 +107,10 @@ def action_text(name: str, action: Action, rules: Mapping[str, Rule], terminal: 
     asked = _asked_by(name, rules)
     by_hand = "name it in the file of --apply" if action.at_start else "name it with --only"
     lines += textwrap.wrap(f"Asked for by: {asked or f'no rule; {by_hand}'}.", terminal.width)
-    for heading, text in sections(action):
+    for heading, text in sections(inspect.getdoc(type(action)) or ""):
         lines += ["", *([heading] if heading else [])]
         for paragraph in text.split("\n\n"):
-            indent = "  " if heading else ""
-            filled = textwrap.fill(
-                " ".join(paragraph.split()),
-                terminal.width,
-                initial_indent=indent,
-                subsequent_indent=indent,
-                break_on_hyphens=False,
-            )
-            lines += [filled]
+            lines += wrapped(" ".join(paragraph.split()), terminal, "  " if heading else "")
     return "\n".join(lines).replace("`", "") + "\n"
 
 
@@ -149,9 +133,9 @@ def actions_json(actions: Mapping[str, Action], rules: Mapping[str, Rule]) -> di
 
 def built_in_actions() -> dict[str, Action]:
     """Returns every action by name. Imports torch."""
-    from diagnose.core.plugins import discover
+    from diagnose import actions
 
-    return discover(importlib.import_module("diagnose.actions"), Action)
+    return discover(actions, Action)
 
 
 def _meaning(name: str, action: Action, rules: Mapping[str, Rule]) -> str:

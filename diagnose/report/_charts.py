@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from diagnose.core.phases import Phase
+from diagnose.core.units import format_ms
 
 Vector = npt.NDArray[np.float64]
 
@@ -24,11 +26,30 @@ class Mark:
         step: The step, counted from 0.
         label: What happened, in a few words.
         strong: Whether it changed the run to its end, such as a fix that was kept.
+        kind: The event that it is of, such as `trial` or `command`.
     """
 
     step: int
     label: str
     strong: bool = False
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBins:
+    """The steps that a chart is over, in bins that follow each other without gaps.
+
+    Attributes:
+        first: First step of the first bin, counted from 0.
+        width: Steps per bin.
+        marks: What happened on the way.
+        end: The step after the last; `None` where the last bin is full.
+    """
+
+    first: int = 0
+    width: int = 1
+    marks: tuple[Mark, ...] = ()
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +58,13 @@ class PhaseAreas:
 
     Attributes:
         title: What the chart shows, for readers who cannot see it.
-        first: First step of the first bin, counted from 0.
-        width: Steps per bin; bins follow each other without gaps.
+        steps: The steps that it is over.
         phase_ms: Mean milliseconds per step of each phase in each bin, in the order they are stacked.
-        marks: What happened on the way.
-        end: The step after the last; `None` where the last bin is full.
     """
 
     title: str
-    first: int
-    width: int
+    steps: StepBins
     phase_ms: Mapping[Phase, Vector]
-    marks: tuple[Mark, ...] = ()
-    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +74,14 @@ class StepLine:
     Attributes:
         title: What the chart shows.
         unit: Unit of `values`, as the axis names it.
-        first: First step of the first bin, counted from 0.
-        width: Steps per bin.
+        steps: The steps that it is over.
         values: One value per bin; NaN where it was not measured.
-        marks: What happened on the way.
-        end: The step after the last; `None` where the last bin is full.
     """
 
     title: str
     unit: str
-    first: int
-    width: int
+    steps: StepBins
     values: Vector
-    marks: tuple[Mark, ...] = ()
-    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,21 +91,15 @@ class StepLines:
     Attributes:
         title: What the chart shows.
         unit: Unit of the values, as the axis names it.
-        first: First step of the first bin, counted from 0.
-        width: Steps per bin.
+        steps: The steps that it is over.
         lines: Each line's name and values, one per bin; NaN where it has none.
-        marks: What happened on the way.
-        end: The step after the last; `None` where the last bin is full.
         logarithmic: Whether the axis is: of what falls by powers of ten. All values are then above 0.
     """
 
     title: str
     unit: str
-    first: int
-    width: int
+    steps: StepBins
     lines: Mapping[str, Vector]
-    marks: tuple[Mark, ...] = ()
-    end: int | None = None
     logarithmic: bool = False
 
 
@@ -117,6 +120,17 @@ class TimeLines:
     lines: Mapping[str, Vector]
 
 
+class Bar(NamedTuple):
+    """One bar of a waterfall: where it begins and how long it is, in nanoseconds; `whole`, `better` or
+    `worse`; and its figure."""
+
+    name: str
+    start_ns: float
+    length_ns: float
+    kind: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
     """How the mean step went from one length to another, phase by phase.
@@ -134,13 +148,21 @@ class Waterfall:
     names: tuple[str, str] = ("before", "after")
 
     @property
-    def changes(self) -> list[tuple[Phase, float]]:
-        """Each phase that took time in either, with its change in nanoseconds, in a step's order."""
-        return [
-            (phase, self.after_ns.get(phase, 0.0) - self.before_ns.get(phase, 0.0))
-            for phase in Phase
-            if self.before_ns.get(phase, 0.0) or self.after_ns.get(phase, 0.0)
-        ]
+    def bars(self) -> list[Bar]:
+        """Both steps, and between them the change of each phase that took time in either, in a step's
+        order: each begins where the one before ends."""
+        level_ns = sum(self.before_ns.values())
+        bars = [Bar(self.names[0], 0.0, level_ns, "whole", format_ms(level_ns))]
+        for phase in Phase:
+            before_ns, after_ns = self.before_ns.get(phase, 0.0), self.after_ns.get(phase, 0.0)
+            if before_ns or after_ns:
+                change_ns = after_ns - before_ns
+                kind = "better" if change_ns < 0 else "worse"
+                low_ns = min(level_ns, level_ns + change_ns)
+                bars.append(Bar(phase.label, low_ns, abs(change_ns), kind, signed_ms(change_ns)))
+                level_ns += change_ns
+        end_ns = sum(self.after_ns.values())
+        return [*bars, Bar(self.names[1], 0.0, end_ns, "whole", format_ms(end_ns))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,21 +200,17 @@ class RankMap:
 
     Attributes:
         title: What the chart shows.
-        first: First step of the first bin, counted from 0.
-        width: Steps per bin.
+        steps: The steps that it is over.
         ranks: Number of each row's rank; of a row for several, the first one's.
         values_ms: Milliseconds per step, a row per rank; NaN where the rank recorded nothing.
         labels: What the rows are called; empty for `rank 3`.
-        end: The step after the last; `None` where the last bin is full.
     """
 
     title: str
-    first: int
-    width: int
+    steps: StepBins
     ranks: Sequence[int]
     values_ms: Vector
     labels: tuple[str, ...] = ()
-    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +267,13 @@ class Roofline:
 
 
 Chart = PhaseAreas | StepLine | StepLines | TimeLines | Waterfall | Gains | RankMap | Levels | Roofline
+
+
+def signed_ms(change_ns: float) -> str:
+    """Returns `+1.2 ms`, or `-1.2 ms`, or `0 ms`."""
+    if not change_ns:
+        return "0 ms"
+    return f"{'+' if change_ns > 0 else '-'}{format_ms(abs(change_ns))}"
 
 
 def cut_above(heights: Vector) -> float | None:

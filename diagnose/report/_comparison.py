@@ -11,7 +11,7 @@ from diagnose.core.units import NS_PER_MS, format_duration, format_part, format_
 from diagnose.report._fault_changes import FaultChanges, prediction_json
 from diagnose.report._json import SCHEMA, finite, run_as_json
 from diagnose.report._terminal import Terminal
-from diagnose.report._text import block_lines, clean
+from diagnose.report._text import block_lines
 from diagnose.report.base import Column, Paragraph, Row, Table
 
 LABELS = {"samples_per_s": "samples/s", "step_time": "step time, median"}
@@ -41,7 +41,7 @@ def comparison_text(
         The lines, each with its newline.
     """
     lines = [
-        clean(f"{name} {run.id}, {run.script}, {count:,} steps", terminal)
+        terminal.clean(f"{name} {run.id}, {run.script}, {count:,} steps")
         for name, run, count in zip(("A, before:", "B, after: "), runs, comparison.num_steps, strict=True)
     ]
     slower = comparison.headline.outcome is Outcome.SLOWER

@@ -10,7 +10,6 @@ from typing import Any
 from diagnose.core.checkup import Check
 from diagnose.core.machine import DeviceRates, Rate
 from diagnose.report._terminal import Terminal
-from diagnose.report._text import clean
 from diagnose.report._wording import printable
 
 SIGNS = {True: "yes", False: "no", None: "-"}
@@ -23,13 +22,13 @@ def doctor_text(checks: Sequence[Check], rates: Sequence[DeviceRates], terminal:
     for check in checks:
         head = f"{check.name:<{width}}  {SIGNS[check.ok]:<3}  "
         words = textwrap.wrap(printable(check.words), terminal.width - len(head)) or [""]
-        lines.append(f"{head}{clean(words[0], terminal)}")
-        lines += [f"{' ' * len(head)}{clean(more, terminal)}" for more in words[1:]]
+        lines.append(f"{head}{terminal.clean(words[0])}")
+        lines += [f"{' ' * len(head)}{terminal.clean(more)}" for more in words[1:]]
     lines.append("")
     if not rates:
         lines.append("What the devices reach has not been measured: diagnose doctor --measure")
     for each in rates:
-        lines.append(clean(f"{each.device}: {each.driver}, torch {each.torch}", terminal))
+        lines.append(terminal.clean(f"{each.device}: {each.driver}, torch {each.torch}"))
         lines.append(f"  {'copy':<9} {_rate(each.copy_bytes, 1e9)} GB/s read and written")
         lines += [f"  {dtype:<9} {_rate(rate, 1e12)} TFLOP/s" for dtype, rate in each.flops.items()]
     return "".join(f"{line}\n" for line in lines)

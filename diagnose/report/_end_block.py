@@ -11,7 +11,7 @@ from diagnose.core.profile import Overhead, Profile, SourceLine
 from diagnose.core.units import format_part, format_share
 from diagnose.report._end_findings import finding_lines, one_line
 from diagnose.report._end_tuning import tuning_lines
-from diagnose.report._terminal import Terminal, display_width
+from diagnose.report._terminal import PLAIN, Terminal, display_width
 from diagnose.report._wording import (
     coverage,
     failure,
@@ -21,9 +21,9 @@ from diagnose.report._wording import (
     nothing_measured,
     overhead,
     percent,
+    place,
     plural,
     printable,
-    short_path,
     too_few,
     what_to_do_without_steps,
 )
@@ -34,34 +34,23 @@ NUM_CLOSING_LINES = 2
 LEDGER_NEEDS = 4  # lines below which the ledger says less than the first note would
 LEAST_LEDGER = 3  # lines that findings leave to the ledger
 NUM_SOURCE_LINES = 3
-MAX_TUNING = 4  # the verdict on tuning, and the most telling trials
 FOLD_BELOW_SHARE = 0.005  # under half a percent of the step a phase gets no line of its own
 READABLE_CELLS = 8  # a function's name cut shorter than this says nothing
 OF_WHAT_CELLS = len("of the workers")
 LABEL_CELLS = max(len(phase.label) for phase in Phase)
 
 
-def end_block(
-    profile: Profile,
-    *,
-    width: int = 80,
-    color: bool = False,
-    unicode: bool = True,
-    command: str | None = None,
-) -> str:
+def end_block(profile: Profile, terminal: Terminal = PLAIN, *, command: str | None = None) -> str:
     """Sums up a run in at most twelve lines.
 
     Args:
         profile: The run.
-        width: Columns that no line exceeds.
-        color: Whether to write ANSI colours.
-        unicode: Whether to write anything but ASCII.
+        terminal: Where they are printed.
         command: The next command to paste; without it, the one that writes this run's HTML report.
 
     Returns:
         The lines, each with its newline.
     """
-    terminal = Terminal(width=width, color=color, unicode=unicode)
     notes = [_note(profile, terminal)] if profile.notes else []
     if profile.steps.measured <= 0 or not profile.step_time_ns:
         closing = _closing(profile, terminal, command, notes)
@@ -71,7 +60,7 @@ def end_block(
         return "".join(f"{line}\n" for line in lines)
     opening = _opening(profile, terminal)
     room = MAX_LINES - len(opening) - NUM_CLOSING_LINES
-    tuning = tuning_lines(profile, MAX_TUNING, terminal)
+    tuning = tuning_lines(profile, terminal)
     room -= len(tuning)
     findings, num_shown = finding_lines(profile, room - LEAST_LEDGER, terminal)
     room -= len(findings)
@@ -201,23 +190,21 @@ def _figures(label: str, then_ns: float, now_ns: float | None, step_ns: float) -
 
 def _source_lines(profile: Profile, terminal: Terminal) -> list[str]:
     """Returns the lines of the user's code that cost most, in table form: place, function, share."""
-    return [
-        _source_line(line, terminal) for line in most_expensive(profile.where, profile, NUM_SOURCE_LINES)
-    ]
+    return [_source_line(line, terminal) for line in most_expensive(profile, NUM_SOURCE_LINES)]
 
 
 def _source_line(line: SourceLine, terminal: Terminal) -> str:
     of_what = "of the workers" if line.in_worker else line.phase.label
     right = f" {format_share(line.share):>6}  {of_what:<{OF_WHAT_CELLS}}".rstrip()
     room = terminal.width - 2 - len(f" {'':>6}  ") - OF_WHAT_CELLS
-    place = terminal.encoded(printable(f"{short_path(line.file)}:{line.line}"))
-    function = terminal.encoded(printable(line.function))
+    where = terminal.clean(place(line))
+    function = terminal.clean(line.function)
     # A place without its end is useless, a function's name is a courtesy: the place goes first.
-    place = terminal.shortened(place, room)
-    left_over = room - display_width(place) - 1
+    where = terminal.shortened(where, room)
+    left_over = room - display_width(where) - 1
     function = " " + terminal.shortened(function, left_over) if left_over >= READABLE_CELLS else ""
-    blanks = " " * (room - display_width(place + function))
-    return f"  {terminal.paint(place, 'place')}{function}{blanks}{right}"
+    blanks = " " * (room - display_width(where + function))
+    return f"  {terminal.paint(where, 'place')}{function}{blanks}{right}"
 
 
 def _note(profile: Profile, terminal: Terminal) -> str:
@@ -257,4 +244,4 @@ def _closing(
 
 def _fitted(text: str, room: int, terminal: Terminal) -> str:
     """Returns foreign words on one line of the terminal."""
-    return terminal.shortened(terminal.encoded(printable(text)), room)
+    return terminal.shortened(terminal.clean(text), room)

@@ -6,9 +6,9 @@ import textwrap
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.report._faults import gain, headline, in_force, is_gone, lost, no_fault, place, short_gain
+from diagnose.report._faults import gain, headline, in_force, is_gone, lost, no_fault, short_gain
 from diagnose.report._terminal import Terminal, display_width
-from diagnose.report._wording import printable
+from diagnose.report._wording import place
 
 MAX_FINDINGS = 3
 LINES_EACH = 2  # what it costs and wins, and what to do
@@ -52,7 +52,7 @@ def _lines(finding: Finding, profile: Profile, room: int, terminal: Terminal) ->
         summary = [INDENT + one_line(headline(finding), cells, terminal)]
         fix = _fix(finding, MAX_WRAPPED if spare > 1 + bool(finding.code) else 1, terminal)
     lines = [_header(finding, profile, terminal), *(summary if spare else []), *fix]
-    code = terminal.encoded(printable(finding.code))
+    code = terminal.clean(finding.code)
     width = len(INDENT) + len(FIX) + display_width(code)
     if code and "\n" not in finding.code and len(lines) < room and width <= terminal.width:
         lines.append(INDENT + " " * len(FIX) + terminal.paint(code, "place"))
@@ -61,8 +61,8 @@ def _lines(finding: Finding, profile: Profile, room: int, terminal: Terminal) ->
 
 def _header(finding: Finding, profile: Profile, terminal: Terminal) -> str:
     """Returns the rule and the place to look at, and on the right what the fault costs."""
-    rule = terminal.encoded(printable(finding.rule))
-    whole = terminal.encoded(printable(place(finding)))
+    rule = terminal.clean(finding.rule)
+    whole = terminal.clean(place(finding))
     name = whole.rpartition("/")[2]
     # What does not fit gives way in this order: the folder, the interval, the middle of the names.
     gains = (gain(finding, profile), short_gain(finding, profile))
@@ -87,7 +87,7 @@ def _fix(finding: Finding, max_lines: int, terminal: Terminal) -> list[str]:
 
 def _wrapped(text: str, cells: int, max_lines: int, terminal: Terminal) -> list[str]:
     """Fills lines with a sentence; what does not fit into the last is cut."""
-    text = terminal.encoded(printable(text))
+    text = terminal.clean(text)
     lines = textwrap.wrap(text, cells, break_on_hyphens=False) or [""]
     if len(lines) > max_lines:
         lines[max_lines - 1 :] = [" ".join(lines[max_lines - 1 :])]
@@ -96,7 +96,7 @@ def _wrapped(text: str, cells: int, max_lines: int, terminal: Terminal) -> list[
 
 def one_line(text: str, cells: int, terminal: Terminal) -> str:
     """Returns as many words of a sentence as fit; a path is cut in its middle, a sentence at its end."""
-    text = terminal.encoded(printable(text))
+    text = terminal.clean(text)
     if display_width(text) <= cells:
         return text
     gap = "\N{HORIZONTAL ELLIPSIS}" if terminal.unicode else "..."

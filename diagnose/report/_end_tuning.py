@@ -10,18 +10,19 @@ from diagnose.report._tuning_words import measured, named, outcome, predicted, v
 
 MARK = {Outcome.KEPT: "+", Outcome.HARMED: "-", Outcome.REVERTED: "-", Outcome.CANNOT_TELL: "-"}
 NAME_CELLS = 20
+MAX_LINES = 4  # the verdict on tuning, and the most telling trials
 
 
-def tuning_lines(profile: Profile, room: int, terminal: Terminal) -> list[str]:
-    """Returns at most `room` lines: the verdict, then the trials, those that were measured first."""
-    if profile.tuning is None or room < 1:
+def tuning_lines(profile: Profile, terminal: Terminal) -> list[str]:
+    """Returns a few lines: the verdict, then the trials, those that were measured first."""
+    if profile.tuning is None:
         return []
     lines = [terminal.paint("  " + one_line(verdict(profile.tuning), terminal.width - 2, terminal), "bold")]
     trials = sorted(
         profile.tuning.trials,
         key=lambda trial: list(MARK).index(trial.outcome) if trial.outcome in MARK else len(MARK),
     )
-    for trial in trials[: room - 1]:
+    for trial in trials[: MAX_LINES - 1]:
         name = f"{MARK.get(trial.outcome, ' ')} {named(trial)}"
         told = outcome(trial)
         if trial.measured is not None:

@@ -6,7 +6,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_gain, format_ms, format_share, format_speedup
 from diagnose.report._tuning_words import named
-from diagnose.report._wording import plural, short_path
+from diagnose.report._wording import plural
 from diagnose.rules import WORTH_SHARE
 
 
@@ -42,11 +42,6 @@ def lost_share(finding: Finding, profile: Profile) -> str:
 def headline(finding: Finding) -> str:
     """Returns the summary as a heading has it, without its full stop."""
     return finding.summary.removesuffix(".")
-
-
-def place(finding: Finding) -> str:
-    """Returns `train.py:41`; nothing where no line is to blame."""
-    return f"{short_path(finding.file)}:{finding.line}" if finding.file else ""
 
 
 def ranks(finding: Finding) -> str:

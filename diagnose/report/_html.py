@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 
 from diagnose import __version__
@@ -12,9 +11,10 @@ from diagnose.core.units import format_share
 from diagnose.report import _html_interactive
 from diagnose.report._charts import Chart
 from diagnose.report._colors import PHASE_COLORS, text_on
+from diagnose.report._html_axes import escape
 from diagnose.report._html_charts import chart_svg
 from diagnose.report._html_style import STYLE
-from diagnose.report._wording import bar_label, how_it_ended, printable, spans, started
+from diagnose.report._wording import bar_label, how_it_ended, spans, started
 from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, PhaseBar, Row, Table, document
 
 Draw = Callable[[Chart], str]
@@ -63,11 +63,6 @@ def to_html(profile: Profile, *, interactive: bool = False) -> str:
             "</body>\n</html>\n",
         )
     )
-
-
-def escape(text: str) -> str:
-    """Returns foreign text as HTML that shows it letter for letter."""
-    return html.escape(printable(text))
 
 
 def _section(title: str, blocks: Sequence[Block], draw: Draw) -> str:

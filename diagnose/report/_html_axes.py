@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from diagnose.core.units import format_rate
-from diagnose.report._charts import Mark, Vector, cut_above
+from diagnose.report._charts import Mark, StepBins, Vector, cut_above
 from diagnose.report._wording import printable
 
 BOX = 1000
@@ -94,19 +94,11 @@ class Across:
     lines: bool = False
 
     @classmethod
-    def steps(
-        cls, first: int, num_steps: int, marks: Iterable[Mark] = (), end: int | None = None
-    ) -> Across:
-        """Returns the axis of some steps, with what happened at them.
-
-        Args:
-            first: The first step.
-            num_steps: How many the bins have room for.
-            marks: What happened.
-            end: The step after the last; `None` where the last bin is full.
-        """
-        placed = [((mark.step - first) / num_steps, mark) for mark in marks]
-        last = first + num_steps if end is None else min(end, first + num_steps)
+    def of(cls, steps: StepBins, num_bins: int) -> Across:
+        """Returns the axis of some steps, with what happened at them."""
+        first, num_steps = steps.first, steps.width * max(1, num_bins)
+        placed = [((mark.step - first) / num_steps, mark) for mark in steps.marks]
+        last = first + num_steps if steps.end is None else min(steps.end, first + num_steps)
         ends = ((0.0, f"step {first + 1:,}"), (1.0, f"step {last:,}"))
         return cls(
             labels=ends if num_steps > 1 else ends[:1],

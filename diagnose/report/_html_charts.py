@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from diagnose.core.units import NS_PER_MS, format_gain, format_ms, format_speedup
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from diagnose.core.units import NS_PER_MS, format_gain, format_speedup
 from diagnose.report._charts import (
+    Bar,
     Chart,
     GainRow,
     Gains,
@@ -18,65 +22,27 @@ from diagnose.report._charts import (
 from diagnose.report._html_axes import escape
 from diagnose.report._html_lines import areas, step_line, step_lines, time_lines
 from diagnose.report._html_maps import rank_map, roofline
-from diagnose.report._plotly import signed_ms
 
 WIDEST_GAIN = 12.0
 """An interval that goes further is cut off at the edge, or the others would be too small to see."""
 
 
-def chart_svg(chart: Chart) -> str:
-    """Draws a chart; nothing for that of commits, which no report of one run has."""
-    if isinstance(chart, PhaseAreas):
-        return areas(chart)
-    if isinstance(chart, StepLine):
-        return step_line(chart)
-    if isinstance(chart, StepLines):
-        return step_lines(chart)
-    if isinstance(chart, TimeLines):
-        return time_lines(chart)
-    if isinstance(chart, Waterfall):
-        return _waterfall(chart)
-    if isinstance(chart, Gains):
-        return _gains(chart)
-    if isinstance(chart, RankMap):
-        return rank_map(chart)
-    if isinstance(chart, Roofline):
-        return roofline(chart)
-    return ""
-
-
 def _waterfall(chart: Waterfall) -> str:
-    level = sum(chart.before_ns.values())
-    after = sum(chart.after_ns.values())
-    highest = max(level, after, *_levels(chart))
-    rows = [_bar(chart.names[0], 0.0, level, highest, "whole", format_ms(level))]
-    for phase, change in chart.changes:
-        low, kind = min(level, level + change), "better" if change < 0 else "worse"
-        rows.append(_bar(phase.label, low, abs(change), highest, kind, signed_ms(change)))
-        level += change
-    rows.append(_bar(chart.names[1], 0.0, after, highest, "whole", format_ms(after)))
+    bars = chart.bars
+    whole_ns = max(bar.start_ns + bar.length_ns for bar in bars) or NS_PER_MS
+    rows = "".join(_bar(bar, whole_ns) for bar in bars)
     return (
         f'<figure class="chart"><figcaption>{escape(chart.title)}</figcaption>'
-        f'<dl class="bars">{"".join(rows)}</dl></figure>\n'
+        f'<dl class="bars">{rows}</dl></figure>\n'
     )
 
 
-def _levels(chart: Waterfall) -> list[float]:
-    level = sum(chart.before_ns.values())
-    levels = []
-    for _, change in chart.changes:
-        level += change
-        levels.append(level)
-    return levels or [NS_PER_MS]
-
-
-def _bar(name: str, start: float, length: float, whole: float, kind: str, text: str) -> str:
-    left, width = 100 * start / whole, max(0.15, 100 * length / whole)
+def _bar(bar: Bar, whole_ns: float) -> str:
+    left, width = 100 * bar.start_ns / whole_ns, max(0.15, 100 * bar.length_ns / whole_ns)
     return (
-        f"<div><dt>{escape(name)}</dt><dd>"
-        f'<svg aria-hidden="true"><rect class="{kind}" x="{left:.2f}%" width="{width:.2f}%" height="100%"/>'
-        "</svg>"
-        f"<span>{text}</span></dd></div>"
+        f'<div><dt>{escape(bar.name)}</dt><dd><svg aria-hidden="true">'
+        f'<rect class="{bar.kind}" x="{left:.2f}%" width="{width:.2f}%" height="100%"/></svg>'
+        f"<span>{bar.text}</span></dd></div>"
     )
 
 
@@ -112,3 +78,21 @@ def _gain(row: GainRow, highest: float) -> str:
         f'<dd><svg aria-hidden="true">{"".join(shapes)}</svg>'
         f"<span>{text}{escape(row.outcome)}</span></dd></div>"
     )
+
+
+DRAWINGS: Mapping[type, Callable[[Any], str]] = {
+    PhaseAreas: areas,
+    StepLine: step_line,
+    StepLines: step_lines,
+    TimeLines: time_lines,
+    Waterfall: _waterfall,
+    Gains: _gains,
+    RankMap: rank_map,
+    Roofline: roofline,
+}
+
+
+def chart_svg(chart: Chart) -> str:
+    """Draws a chart; nothing for that of commits, which no report of one run has."""
+    draw = DRAWINGS.get(type(chart))
+    return draw(chart) if draw is not None else ""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 
 from diagnose.report._charts import Chart
+from diagnose.report._html_axes import escape
 from diagnose.report._plotly import CONFIG, figure
-from diagnose.report._wording import printable
 
 DRAW = """
 for (const holder of document.querySelectorAll(".interactive")) {
@@ -35,9 +34,8 @@ STYLE = """
 def chart_interactive(chart: Chart) -> str:
     """Returns a chart as data in the page, which the script at its end draws."""
     data = json.dumps({**figure(chart), "config": CONFIG}, separators=(",", ":")).replace("<", "\\u003c")
-    title = html.escape(printable(chart.title))
     return (
-        f"<figure><figcaption>{title}</figcaption>"
+        f"<figure><figcaption>{escape(chart.title)}</figcaption>"
         f'<div class="interactive"><script type="application/json">{data}</script></div></figure>\n'
     )
 

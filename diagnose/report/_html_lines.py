@@ -34,8 +34,8 @@ def areas(chart: PhaseAreas) -> str:
         f"{phase.label} {format_share(float(times.sum()) / whole)}</li>"
         for phase, times in drawn.items()
     )
-    steps = Across.steps(chart.first, chart.width * tops.shape[1], chart.marks, chart.end)
-    plot = frame(chart.title, "ms per step", paths, up=scale, across=steps)
+    across = Across.of(chart.steps, tops.shape[1])
+    plot = frame(chart.title, "ms per step", paths, up=scale, across=across)
     return f'<figure class="chart">{plot}<ul class="legend">{legend}</ul></figure>\n'
 
 
@@ -47,9 +47,9 @@ def step_line(chart: StepLine) -> str:
         + _stairs(part / scale.high, start, len(chart.values))
         for start, part in _unbroken(chart.values)
     )
-    steps = Across.steps(chart.first, chart.width * max(1, len(chart.values)), chart.marks, chart.end)
+    across = Across.of(chart.steps, len(chart.values))
     drawn = [f'<path class="line" d="{path}"/>'] if path else []
-    plot = frame(chart.title, chart.unit, drawn, up=scale, across=steps)
+    plot = frame(chart.title, chart.unit, drawn, up=scale, across=across)
     return f'<figure class="chart">{plot}</figure>\n'
 
 
@@ -57,8 +57,8 @@ def step_lines(chart: StepLines) -> str:
     """Draws a few lines over the steps, told apart by colour and by dashes."""
     num_bins = max((len(values) for values in chart.lines.values()), default=0)
     places = (np.arange(num_bins) + 0.5) / max(1, num_bins)
-    steps = Across.steps(chart.first, chart.width * max(1, num_bins), chart.marks, chart.end)
-    return _told_apart(chart.title, chart.unit, places, chart.lines, steps, logarithmic=chart.logarithmic)
+    across = Across.of(chart.steps, num_bins)
+    return _told_apart(chart.title, chart.unit, places, chart.lines, across, logarithmic=chart.logarithmic)
 
 
 def time_lines(chart: TimeLines) -> str:

@@ -45,7 +45,7 @@ def rank_map(chart: RankMap) -> str:
         "",
         paths,
         up=[(1 - (row + 0.5) / rows, names[row]) for row in range(0, rows, every)],
-        across=Across.steps(chart.first, chart.width * columns, end=chart.end),
+        across=Across.of(chart.steps, columns),
         height_rem=tall,
     )
     swatches = "".join(

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from diagnose.core.deep_window import DeepWindow
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, RunInfo, SourceLine
 from diagnose.core.trial import Measured, Trial, Tuning
 from diagnose.core.units import NS_PER_MS
 from diagnose.report._faults import in_force
-from diagnose.report._json_window import window_as_json
 
 SCHEMA = 1
 LINE_KEYS = ("phase", "file", "line", "function", "share", "num_samples", "in_worker", "text", "via")
@@ -71,11 +71,16 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in profile.ranks],
         "input": asdict(profile.input),
         "host": asdict(profile.host),
-        "deep_window": window_as_json(profile.deep_window),
+        "deep_window": _window(profile.deep_window),
         "events": dict(profile.events),
         "notes": list(profile.notes),
     }
     return {key: finite(value) for key, value in report.items()}
+
+
+def _window(window: DeepWindow | None) -> dict[str, Any] | None:
+    """Times are in nanoseconds, as their keys say, and of all its recorded steps together."""
+    return None if window is None else {**asdict(window), "mfu": window.mfu}
 
 
 def _trial(trial: Trial) -> dict[str, Any]:

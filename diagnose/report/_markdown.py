@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 from diagnose.core.profile import Profile
-from diagnose.report._terminal import Terminal
+from diagnose.report._terminal import PLAIN
 from diagnose.report._wording import printable, spans
 from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, Row, Table, document
 
 BAR_CELLS = 20
 SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@$]|^[-+=])")
-BAR = Terminal()
 
 
 def to_markdown(profile: Profile) -> str:
@@ -41,6 +41,16 @@ def code(text: str) -> str:
     fence = "`" * (longest + 1)
     pad = " " if longest else ""
     return f"{fence}{pad}{text or ' '}{pad}{fence}"
+
+
+def sections(page: str) -> list[tuple[str, str]]:
+    """Divides a page at its headings; returns each with its markdown, and first what stands before them."""
+    first, *parts = f"\n{page}".split("\n## ")
+    found = [("", first.strip())] if first.strip() else []
+    for part in parts:
+        heading, _, text = part.partition("\n")
+        found.append((heading, textwrap.dedent(text).strip()))
+    return found
 
 
 def block_markdown(block: Block) -> str:
@@ -98,4 +108,4 @@ def _table(table: Table) -> str:
 
 
 def _bar(row: Row) -> str:
-    return BAR.bar(row.share or 0.0, BAR_CELLS)
+    return PLAIN.bar(row.share or 0.0, BAR_CELLS)

@@ -6,13 +6,13 @@ light. Names of the user's are escaped: plotly reads tags in every text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from diagnose.core.phases import Phase
-from diagnose.core.units import NS_PER_MS, format_gain, format_ms
+from diagnose.core.units import NS_PER_MS, format_gain
 from diagnose.report._charts import (
     Chart,
     GainRow,
@@ -43,26 +43,7 @@ CONFIG = {
 }
 """plotly.js offers to upload every chart unless it is told not to."""
 
-
-def figure(chart: Chart) -> dict[str, Any]:
-    """Draws any chart."""
-    if isinstance(chart, PhaseAreas):
-        return phase_areas(chart)
-    if isinstance(chart, StepLine):
-        return step_line(chart)
-    if isinstance(chart, StepLines):
-        return step_lines(chart)
-    if isinstance(chart, TimeLines):
-        return time_lines(chart)
-    if isinstance(chart, Waterfall):
-        return waterfall(chart)
-    if isinstance(chart, Gains):
-        return gains(chart)
-    if isinstance(chart, RankMap):
-        return rank_map(chart)
-    if isinstance(chart, Roofline):
-        return roofline(chart)
-    return levels(chart)
+BAR_COLORS = {"whole": NEUTRAL, "better": BETTER, "worse": WORSE}
 
 
 def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
@@ -73,8 +54,8 @@ def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
         {
             "type": "bar" if lone else "scatter",
             "name": phase.label,
-            "x0": chart.first + 1,
-            "dx": chart.width,
+            "x0": chart.steps.first + 1,
+            "dx": chart.steps.width,
             "y": packed(times),
             "hovertemplate": "%{y:,.3~g} ms",
             **({"marker": {"color": PHASE_COLORS[phase]}} if lone else _area(PHASE_COLORS[phase])),
@@ -82,43 +63,24 @@ def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
         for phase, times in chart.phase_ms.items()
         if np.any(times)
     ]
-    layout = step_axes("ms per step", chart.marks, chart.first, chart.width * num_bins)
+    layout = step_axes("ms per step", chart.steps, num_bins)
     cut_off(layout, np.sum([np.asarray(times) for times in chart.phase_ms.values()], axis=0), "ms")
     if lone:
         layout |= {"barmode": "stack", "bargap": 0.7}
-        layout["xaxis"] |= {"tickvals": [chart.first + 1]}
+        layout["xaxis"] |= {"tickvals": [chart.steps.first + 1]}
     return {"data": data, "layout": layout}
 
 
 def waterfall(chart: Waterfall) -> dict[str, Any]:
     """Draws the two steps as bars and each phase's change hanging between them."""
-    level = sum(chart.before_ns.values())
-    names, bases, heights, colors, texts = [], [], [], [], []
-    for name, value in ((chart.names[0], level),):
-        names.append(escaped(name))
-        bases.append(0.0)
-        heights.append(value)
-        colors.append(NEUTRAL)
-        texts.append(format_ms(value))
-    for phase, change in chart.changes:
-        names.append(phase.label)
-        bases.append(min(level, level + change))
-        heights.append(abs(change))
-        colors.append(BETTER if change < 0 else WORSE)
-        texts.append(signed_ms(change))
-        level += change
-    names.append(escaped(chart.names[1]))
-    bases.append(0.0)
-    heights.append(level)
-    colors.append(NEUTRAL)
-    texts.append(format_ms(level))
+    bars = chart.bars
     trace = {
         "type": "bar",
-        "x": names,
-        "base": [value / NS_PER_MS for value in bases],
-        "y": [value / NS_PER_MS for value in heights],
-        "marker": {"color": colors},
-        "text": texts,
+        "x": [escaped(bar.name) for bar in bars],
+        "base": [bar.start_ns / NS_PER_MS for bar in bars],
+        "y": [bar.length_ns / NS_PER_MS for bar in bars],
+        "marker": {"color": [BAR_COLORS[bar.kind] for bar in bars]},
+        "text": [bar.text for bar in bars],
         "textposition": "outside",
         "cliponaxis": False,
         "hovertemplate": "%{x}: %{text}<extra></extra>",
@@ -162,8 +124,8 @@ def rank_map(chart: RankMap) -> dict[str, Any]:
     highest = float(np.nanmax(chart.values_ms)) if np.isfinite(chart.values_ms).any() else 0.0
     trace = {
         "type": "heatmap",
-        "x0": chart.first + 1,
-        "dx": chart.width,
+        "x0": chart.steps.first + 1,
+        "dx": chart.steps.width,
         "y": list(chart.labels) or [f"rank {rank}" for rank in chart.ranks],
         "z": packed(np.clip(chart.values_ms, 0, None)),
         "colorscale": [[at / (len(SHADES) - 1), shade] for at, shade in enumerate(SHADES)],
@@ -172,7 +134,7 @@ def rank_map(chart: RankMap) -> dict[str, Any]:
         "colorbar": {"title": {"text": "ms"}, "thickness": 10, "outlinewidth": 0, "len": 1.0},
         "hovertemplate": "%{y}, step %{x:,}: %{z:,.3~g} ms<extra></extra>",
     }
-    layout = step_axes("", ())
+    layout = step_axes("", chart.steps, chart.values_ms.shape[1])
     layout["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False, "automargin": True}
     for axis in ("xaxis", "yaxis"):
         layout[axis] |= {"showline": True, "mirror": True, "linecolor": NEUTRAL, "linewidth": 1}
@@ -223,13 +185,6 @@ def _area(color: str) -> dict[str, Any]:
     return {"mode": "lines", "stackgroup": "step", "line": line, "fillcolor": color}
 
 
-def signed_ms(change_ns: float) -> str:
-    """Returns `+1.2 ms`, or `-1.2 ms`, or `0 ms`."""
-    if not change_ns:
-        return "0 ms"
-    return f"{'+' if change_ns > 0 else '-'}{format_ms(abs(change_ns))}"
-
-
 def _intervals(rows: Sequence[GainRow], labels: Sequence[str], *, kept: bool) -> dict[str, Any]:
     shown = [
         (label, row.outcome, row.speedup, *(row.interval or (row.speedup, row.speedup)))
@@ -259,3 +214,21 @@ def _intervals(rows: Sequence[GainRow], labels: Sequence[str], *, kept: bool) ->
         ],
         "hovertemplate": "%{y}: %{customdata}<extra></extra>",
     }
+
+
+FIGURES: Mapping[type, Callable[[Any], dict[str, Any]]] = {
+    PhaseAreas: phase_areas,
+    StepLine: step_line,
+    StepLines: step_lines,
+    TimeLines: time_lines,
+    Waterfall: waterfall,
+    Gains: gains,
+    RankMap: rank_map,
+    Levels: levels,
+    Roofline: roofline,
+}
+
+
+def figure(chart: Chart) -> dict[str, Any]:
+    """Draws any chart."""
+    return FIGURES[type(chart)](chart)

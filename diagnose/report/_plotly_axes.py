@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diagnose.core.units import format_rate
-from diagnose.report._charts import Mark, Vector, cut_above
+from diagnose.report._charts import StepBins, Vector, cut_above
 from diagnose.report._wording import printable
 
 NEUTRAL = "#8a929e"  # stands out from both pages
@@ -52,17 +52,14 @@ def axes(unit: str) -> dict[str, Any]:
     }
 
 
-def step_axes(unit: str, marks: Sequence[Mark], first: int = 0, num_steps: int = 0) -> dict[str, Any]:
+def step_axes(unit: str, steps: StepBins, num_bins: int) -> dict[str, Any]:
     """Returns the layout of a chart over steps, with what happened as lines across it.
 
-    Args:
-        unit: Of the values.
-        marks: What happened.
-        first: The first step.
-        num_steps: How many there are. A name stands on the side of its line that has more room: where one
-            does not fit, plotly makes the axis longer.
+    A name stands on the side of its line that has more room: where one does not fit, plotly makes the axis
+    longer.
     """
-    layout = axes(unit)
+    layout, marks = axes(unit), steps.marks
+    middle = steps.first + steps.width * num_bins / 2
     layout["xaxis"] |= {"title": {"text": "step"}, "tickformat": ",d", "showgrid": False}
     layout["hovermode"] = "x unified"
     layout["shapes"] = [
@@ -76,7 +73,7 @@ def step_axes(unit: str, marks: Sequence[Mark], first: int = 0, num_steps: int =
             "y": 1,
             "yref": "paper",
             "yanchor": "bottom",
-            "xanchor": "left" if mark.step - first <= num_steps / 2 else "right",
+            "xanchor": "left" if mark.step <= middle else "right",
             "yshift": 13 * (index % 2),
             "text": escaped(mark.label),
             "showarrow": False,

@@ -20,26 +20,26 @@ def step_line(chart: StepLine) -> dict[str, Any]:
         "type": "scatter",
         "mode": "lines" if len(chart.values) > 1 else "markers",
         "name": escaped(chart.unit),
-        "x0": chart.first + 1,
-        "dx": chart.width,
+        "x0": chart.steps.first + 1,
+        "dx": chart.steps.width,
         "y": packed(chart.values),
         "line": {"color": LINE, "width": 1.75},
         "marker": {"color": LINE, "size": 8},
         "hovertemplate": f"%{{y:,.4~g}} {escaped(chart.unit)}<extra></extra>",
     }
-    num_steps = chart.width * len(chart.values)
-    layout = step_axes(escaped(chart.unit), chart.marks, chart.first, num_steps)
+    layout = step_axes(escaped(chart.unit), chart.steps, len(chart.values))
     cut_off(layout, chart.values, chart.unit)
     if len(chart.values) == 1:
-        layout["xaxis"] |= {"tickvals": [chart.first + 1]}
+        layout["xaxis"] |= {"tickvals": [chart.steps.first + 1]}
     return {"data": [trace], "layout": layout}
 
 
 def step_lines(chart: StepLines) -> dict[str, Any]:
     """Draws a few lines over the steps, told apart by colour and by dashes."""
-    data = _told_apart(chart.lines, chart.unit, {"x0": chart.first + 1, "dx": chart.width}, ".4~g")
-    num_steps = chart.width * max(map(len, chart.lines.values()), default=0)
-    layout = step_axes(escaped(chart.unit), chart.marks, chart.first, num_steps)
+    places = {"x0": chart.steps.first + 1, "dx": chart.steps.width}
+    data = _told_apart(chart.lines, chart.unit, places, ".4~g")
+    num_bins = max(map(len, chart.lines.values()), default=0)
+    layout = step_axes(escaped(chart.unit), chart.steps, num_bins)
     if chart.logarithmic:
         layout["yaxis"] |= {"type": "log", "rangemode": "normal", "exponentformat": "power", "dtick": 1}
     _name_lines(layout, len(data), below=len(layout["annotations"]) > 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -37,12 +36,6 @@ def thresholds(rule: Rule) -> list[Threshold]:
     ]
     own = [number for module in modules for number in _numbers_of(module)]
     return list({number.name: number for number in (*shared, *own)}.values())
-
-
-def sections(rule: Rule) -> list[tuple[str, str]]:
-    """Returns the headings of a rule's page, each with its markdown."""
-    parts = ("\n" + rule.page).split("\n## ")[1:]
-    return [(part.partition("\n")[0], textwrap.dedent(part.partition("\n")[2]).strip()) for part in parts]
 
 
 def example(rule: Rule) -> tuple[str, Finding, Profile] | None:

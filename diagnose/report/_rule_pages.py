@@ -7,7 +7,7 @@ from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.report import _rule_facts as facts
-from diagnose.report._markdown import block_markdown, code, prose
+from diagnose.report._markdown import block_markdown, code, prose, sections
 from diagnose.report.findings import card
 from diagnose.rules import Rule
 
@@ -24,7 +24,7 @@ def rule_pages(rules: Mapping[str, Rule]) -> dict[str, str]:
 def rule_page(name: str, rule: Rule) -> str:
     """Returns the page of one rule."""
     parts = [MARK, f"# {name}", f"{prose(rule.title)}."]
-    for title, text in facts.sections(rule):
+    for title, text in sections(rule.page):
         parts += [f"## {title}", text]
     if rule.needs:
         needed = ", ".join(map(code, rule.needs))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from diagnose.report import _rule_facts as facts
 from diagnose.report._json import SCHEMA
+from diagnose.report._markdown import sections
 from diagnose.report._terminal import Terminal
-from diagnose.report._text import block_lines, clean
+from diagnose.report._text import block_lines, wrapped
 from diagnose.report.findings import card
 from diagnose.rules import Rule
 
@@ -28,10 +28,10 @@ def rules_text(rules: Mapping[str, Rule], terminal: Terminal) -> str:
     lines = [f"{len(rules)} rules; one in full: diagnose rules NAME", ""]
     for name, rule in rules.items():
         first = INDENT + terminal.paint(name, "bold") + " " * (margin - len(INDENT) - len(name))
-        texts = _wrapped(clean(rule.title, terminal), terminal, indent)
+        texts = wrapped(rule.title, terminal, indent)
         lines += [first.rstrip(), *texts] if below else [first + texts[0].lstrip(), *texts[1:]]
         if rule.needs:
-            needs = _wrapped(f"needs {', '.join(rule.needs)}", terminal, indent)
+            needs = wrapped(f"needs {', '.join(rule.needs)}", terminal, indent)
             lines += [terminal.paint(line, "dim") for line in needs]
     return "".join(f"{line}\n" for line in lines)
 
@@ -55,8 +55,8 @@ def rules_json(rules: Mapping[str, Rule]) -> dict[str, Any]:
 
 def rule_text(name: str, rule: Rule, terminal: Terminal) -> str:
     """Prints the page of one rule, with its thresholds and an example of what it says."""
-    lines = [terminal.paint(name, "bold"), *_wrapped(f"{rule.title}.", terminal, INDENT)]
-    for title, text in facts.sections(rule):
+    lines = [terminal.paint(name, "bold"), *wrapped(f"{rule.title}.", terminal, INDENT)]
+    for title, text in sections(rule.page):
         lines += ["", terminal.paint(title, "bold"), *_plain(text, terminal)]
     if rule.needs:
         lines += ["", terminal.paint("What it needs", "bold"), *(INDENT + need for need in rule.needs)]
@@ -65,15 +65,15 @@ def rule_text(name: str, rule: Rule, terminal: Terminal) -> str:
         lines += ["", terminal.paint("Thresholds", "bold")]
         for number in numbers:
             lines.append(f"{INDENT}{number.name} = {number.value}")
-            lines += _wrapped(number.reason, terminal, INDENT * 2)
+            lines += wrapped(number.reason, terminal, INDENT * 2)
     shown = facts.example(rule)
     if shown is not None:
         words, finding, profile = shown
         lines += ["", terminal.paint("An example", "bold")]
-        lines += [*_wrapped(words, terminal, INDENT), ""]
+        lines += [*wrapped(words, terminal, INDENT), ""]
         lines += block_lines(card(finding, profile), terminal)
     if rule.actions:
-        actions = _wrapped(", ".join(rule.actions), terminal, INDENT)
+        actions = wrapped(", ".join(rule.actions), terminal, INDENT)
         lines += ["", terminal.paint("Actions that help", "bold"), *actions]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
@@ -84,20 +84,9 @@ def _plain(markdown: str, terminal: Terminal) -> list[str]:
     for chunk in markdown.split("\n\n"):
         lines += [""] if lines else []
         if chunk.startswith(("    ", "```", "|")):
-            lines += [INDENT + clean(line, terminal) for line in chunk.splitlines() if line[:3] != "```"]
+            lines += [INDENT + terminal.clean(line) for line in chunk.splitlines() if line[:3] != "```"]
             continue
         for item in re.split(r"\n(?=- )", chunk):
             is_item = ITEM.match(item) is not None
-            lines += _wrapped(" ".join(item.split()), terminal, INDENT * 2 if is_item else INDENT, INDENT)
+            lines += wrapped(" ".join(item.split()), terminal, INDENT * 2 if is_item else INDENT, INDENT)
     return lines
-
-
-def _wrapped(text: str, terminal: Terminal, indent: str, first: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        clean(text, terminal),
-        terminal.width,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from diagnose.core.liveness import Liveness, State
-from diagnose.core.profile import Profile, Status
+from diagnose.core.profile import Profile, RunInfo, Status
 from diagnose.core.units import NS_PER_S, format_duration
 from diagnose.report._end_findings import finding_lines
 from diagnose.report._json import to_json
 from diagnose.report._terminal import Terminal
-from diagnose.report._text import clean
 from diagnose.report._wording import figures_line, nothing_measured, outcome, plural
 
 MAX_FINDING_LINES = 9
@@ -19,8 +18,8 @@ KEYS = ("schema", "run", "status", "throughput", "steps", "findings", "abstained
 
 def status_text(profile: Profile, liveness: Liveness, terminal: Terminal) -> str:
     """Prints how a run stands: whether it goes on, its figures, and the most costly findings."""
-    state = f"run {profile.run.id}: {in_words(profile, liveness)}"
-    lines = [terminal.paint(clean(state, terminal), "bold")]
+    state = f"run {profile.run.id}: {in_words(profile.run, liveness)}"
+    lines = [terminal.paint(terminal.clean(state), "bold")]
     if profile.steps.measured <= 0:
         waits = liveness.state is State.RUNNING and not profile.run.lost
         text = "no step has ended yet" if waits else nothing_measured(profile)
@@ -46,7 +45,7 @@ def status_json(profile: Profile, liveness: Liveness) -> dict[str, Any]:
     }
 
 
-def in_words(profile: Profile, liveness: Liveness) -> str:
+def in_words(run: RunInfo, liveness: Liveness) -> str:
     """Says whether the run goes on, and when it last left a record."""
     ago = "no record yet"
     if liveness.last_record_s is not None:
@@ -58,5 +57,5 @@ def in_words(profile: Profile, liveness: Liveness) -> str:
     if liveness.state is State.CANNOT_TELL:
         where = f" on {liveness.host}" if liveness.host else ""
         return f"not closed{where}, {ago}"
-    ended = outcome(profile.run)
+    ended = outcome(run)
     return "ended" if ended == "no end seen" else f"ended ({ended})"

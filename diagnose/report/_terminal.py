@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from diagnose.report._wording import printable
+
 ASCII_FOR = str.maketrans({"±": "+-", "…": "..."})
 EIGHTHS = " ▏▎▍▌▋▊▉"
 STYLES = {"bold": "1", "dim": "2", "alarm": "1;31", "bar": "36", "place": "1"}
@@ -30,20 +32,18 @@ class Terminal:
     unicode: bool = True
 
     @classmethod
-    def of(cls, stream: TextIO, *, widest: int = 80, environ: Mapping[str, str] | None = None) -> Terminal:
+    def of(cls, stream: TextIO, *, widest: int = 80) -> Terminal:
         """Describes the terminal, file or pipe behind `stream`.
 
         Args:
             stream: Where the text will be written.
             widest: Columns to use at most, and where there is no terminal to ask.
-            environ: Variables to read instead of the process's own.
         """
-        environ = os.environ if environ is None else environ
         is_terminal = stream.isatty()
         columns = shutil.get_terminal_size((widest, 24)).columns if is_terminal else widest
         return cls(
             width=max(NARROWEST, min(widest, columns)),
-            color=wants_color(is_terminal, environ),
+            color=wants_color(is_terminal, os.environ),
             unicode=(getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8",
         )
 
@@ -65,6 +65,10 @@ class Terminal:
             return text
         return text.translate(ASCII_FOR).encode("ascii", "backslashreplace").decode("ascii")
 
+    def clean(self, text: str) -> str:
+        """Returns foreign text as the terminal can show it."""
+        return self.encoded(printable(text))
+
     def shortened(self, text: str, cells: int) -> str:
         """Cuts the middle out of `text` so that it takes at most `cells` columns."""
         if display_width(text) <= cells:
@@ -76,6 +80,10 @@ class Terminal:
         # The end of a path or name says more than its beginning: it gets the odd column and a third more.
         tail = room - room // 3
         return _leading(text, room - tail) + gap + _leading(text[::-1], tail)[::-1]
+
+
+PLAIN = Terminal()
+"""For text that goes elsewhere: 80 columns, no colour."""
 
 
 def wants_color(is_terminal: bool, environ: Mapping[str, str]) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from diagnose.core.profile import Profile
 from diagnose.report._terminal import Terminal, display_width, padded
-from diagnose.report._wording import printable
 from diagnose.report.base import Block, Card, Facts, Paragraph, Row, Table, document
 
 INDENT = "  "
@@ -27,7 +26,7 @@ def to_text(profile: Profile, terminal: Terminal) -> str:
         The lines, each with its newline. Only the user's own names and commands make a line longer than the
         terminal, where cutting them would make them useless.
     """
-    lines = [terminal.paint(clean(f"run {profile.run.id}", terminal), "bold")]
+    lines = [terminal.paint(terminal.clean(f"run {profile.run.id}"), "bold")]
     for title, blocks in document(profile):
         lines += ["", terminal.paint(title, "bold")] if title else []
         for number, block in enumerate(blocks):
@@ -49,14 +48,10 @@ def block_lines(block: Block, terminal: Terminal) -> list[str]:
     return []
 
 
-def clean(text: str, terminal: Terminal) -> str:
-    """Returns foreign text as this terminal can show it."""
-    return terminal.encoded(printable(text))
-
-
-def _wrapped(text: str, terminal: Terminal, indent: str = INDENT, first: str = "") -> list[str]:
+def wrapped(text: str, terminal: Terminal, indent: str = INDENT, first: str = "") -> list[str]:
+    """Fills lines with foreign text, of which no word is cut; `first` indents the first one otherwise."""
     return textwrap.wrap(
-        clean(text, terminal),
+        terminal.clean(text),
         terminal.width,
         initial_indent=first or indent,
         subsequent_indent=indent,
@@ -66,32 +61,30 @@ def _wrapped(text: str, terminal: Terminal, indent: str = INDENT, first: str = "
 
 
 def _paragraph(paragraph: Paragraph, terminal: Terminal) -> list[str]:
-    lines = _wrapped(paragraph.text, terminal)
+    lines = wrapped(paragraph.text, terminal)
     if paragraph.alarm:
         lines = [INDENT + terminal.paint(line[len(INDENT) :], "alarm") for line in lines]
     return [*lines, *_code_lines(paragraph.code, terminal)]
 
 
 def _code_lines(code: str, terminal: Terminal) -> list[str]:
-    return [CODE_INDENT + terminal.paint(clean(line, terminal), "place") for line in code.splitlines()]
+    return [CODE_INDENT + terminal.paint(terminal.clean(line), "place") for line in code.splitlines()]
 
 
 def _card(card: Card, terminal: Terminal) -> list[str]:
     """The title stands out; below it, further in, what belongs to it."""
-    title = [
-        INDENT + terminal.paint(line[len(INDENT) :], "bold") for line in _wrapped(card.title, terminal)
-    ]
-    lines = [*title, *_wrapped("  ".join(card.tags), terminal, CARD_INDENT)]
+    title = [INDENT + terminal.paint(line[len(INDENT) :], "bold") for line in wrapped(card.title, terminal)]
+    lines = [*title, *wrapped("  ".join(card.tags), terminal, CARD_INDENT)]
     labels = max((len(fact.label) for fact in card.facts), default=0) + len(GAP)
     for fact in card.facts:
         text = f"{fact.value} {fact.detail}".rstrip()
         indent = CARD_INDENT + " " * labels
-        lines += _wrapped(text, terminal, indent, f"{CARD_INDENT}{fact.label:<{labels}}")
+        lines += wrapped(text, terminal, indent, f"{CARD_INDENT}{fact.label:<{labels}}")
     for point in card.points:
-        lines += _wrapped(point, terminal, CARD_INDENT + "  ", CARD_INDENT + "- ")
-    lines += _wrapped(f"To do: {card.advice}", terminal, CARD_INDENT) if card.advice else []
+        lines += wrapped(point, terminal, CARD_INDENT + "  ", CARD_INDENT + "- ")
+    lines += wrapped(f"To do: {card.advice}", terminal, CARD_INDENT) if card.advice else []
     lines += _code_lines(card.code, terminal)
-    lines += [terminal.paint(line, "dim") for line in _wrapped(card.caveat, terminal, CARD_INDENT)]
+    lines += [terminal.paint(line, "dim") for line in wrapped(card.caveat, terminal, CARD_INDENT)]
     return lines
 
 
@@ -101,9 +94,9 @@ def _facts(facts: Facts, terminal: Terminal) -> list[str]:
     values = max((display_width(fact.value) for fact in facts.items if fact.detail), default=0)
     lines = []
     for fact in facts.items:
-        value = padded(clean(fact.value, terminal), values if fact.detail else 0)
+        value = padded(terminal.clean(fact.value), values if fact.detail else 0)
         value = terminal.paint(value, "bold") if facts.headline else value
-        detail = GAP + clean(fact.detail, terminal) if fact.detail else ""
+        detail = GAP + terminal.clean(fact.detail) if fact.detail else ""
         lines.append(f"{INDENT}{fact.label:<{labels}}{GAP}{value}{detail}")
     return lines
 
@@ -111,7 +104,7 @@ def _facts(facts: Facts, terminal: Terminal) -> list[str]:
 def _table(table: Table, terminal: Terminal) -> list[str]:
     """Prints rows in columns. Where these are too wide, words in the last one are wrapped, or stand below
     their row, before any name is cut."""
-    cells = [[clean(cell, terminal) for cell in row.cells] for row in table.rows]
+    cells = [[terminal.clean(cell) for cell in row.cells] for row in table.rows]
     widths = [
         max([len(column.title), *(display_width(row[index]) for row in cells)])
         for index, column in enumerate(table.columns)
@@ -127,7 +120,7 @@ def _table(table: Table, terminal: Terminal) -> list[str]:
         for column, width in zip(table.columns, widths, strict=not words)
     ]
     header += [table.columns[-1].title] if words and beside else []
-    lines = [*_wrapped(table.caption, terminal), terminal.paint(INDENT + GAP.join(header), "dim")]
+    lines = [*wrapped(table.caption, terminal), terminal.paint(INDENT + GAP.join(header), "dim")]
     for row, texts in zip(table.rows, cells, strict=True):
         fitted = [
             padded(terminal.shortened(text, width), width, right=column.number)
@@ -135,14 +128,14 @@ def _table(table: Table, terminal: Terminal) -> list[str]:
         ]
         line = INDENT + GAP.join(fitted)
         if words and beside:
-            lines += _wrapped(texts[-1], terminal, " " * indent, line + GAP) or [line]
+            lines += wrapped(texts[-1], terminal, " " * indent, line + GAP) or [line]
         elif words:
-            lines += [line.rstrip(), *_wrapped(texts[-1], terminal, SOURCE_INDENT)]
+            lines += [line.rstrip(), *wrapped(texts[-1], terminal, SOURCE_INDENT)]
         else:
             lines.append(line.rstrip() + _bar(row, widths, terminal))
         if row.source:
             room = terminal.width - len(SOURCE_INDENT)
-            source = terminal.shortened(clean(row.source, terminal), room)
+            source = terminal.shortened(terminal.clean(row.source), room)
             lines.append(SOURCE_INDENT + terminal.paint(source, "dim"))
     return lines
 

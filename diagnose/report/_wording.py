@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Sequence
 
+from diagnose.core.deep_window import Sync
+from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RunInfo, SourceLine, Status
+from diagnose.core.program import Loader
 from diagnose.core.units import NS_PER_S, format_duration, format_rate, format_share
 
 LIKELY_REASON = {
@@ -231,6 +233,11 @@ def short_path(file: str) -> str:
     return file
 
 
+def place(of: Finding | Loader | SourceLine | Sync) -> str:
+    """Returns `train.py:41`; nothing where no line is to blame."""
+    return f"{short_path(of.file)}:{of.line}" if of.file else ""
+
+
 def explained_share(line: SourceLine, profile: Profile) -> float:
     """Returns the part of the step that a line accounts for.
 
@@ -242,7 +249,7 @@ def explained_share(line: SourceLine, profile: Profile) -> float:
     return line.share * (profile.share(Phase.DATA_WAIT) or 0.0)
 
 
-def most_expensive(lines: Sequence[SourceLine], profile: Profile, count: int) -> list[SourceLine]:
+def most_expensive(profile: Profile, count: int) -> list[SourceLine]:
     """Returns the lines that account for most of the step, the training thread's and the workers'."""
-    costly = [line for line in lines if explained_share(line, profile) > 0]
+    costly = [line for line in profile.where if explained_share(line, profile) > 0]
     return sorted(costly, key=lambda line: -explained_share(line, profile))[:count]

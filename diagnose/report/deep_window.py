@@ -8,7 +8,7 @@ from diagnose.core.deep_window import DeepWindow, Trace, WorkClass
 from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_S, format_bytes, format_duration, format_ms, format_share
 from diagnose.report._charts import Roof, Roofline
-from diagnose.report._wording import plural, short_path
+from diagnose.report._wording import place, plural
 from diagnose.report.base import Block, Column, Fact, Facts, Paragraph, Row, Section, Table
 
 MAX_ROWS = 15
@@ -174,14 +174,11 @@ def hottest(window: DeepWindow, most: int) -> Table:
 def waiting(window: DeepWindow) -> Table | None:
     """Returns where the host waits for the device, with the line; `None` where it does not."""
     trace, steps = window.trace, max(1, window.num_steps)
-    rows = [
-        (sync.what, sync.count / steps, sync.blocked_ns / steps, sync.file, sync.line)
-        for sync in trace.syncs
-    ]
+    rows = [(sync.what, place(sync), sync.count / steps, sync.blocked_ns / steps) for sync in trace.syncs]
     if window.counted is not None and trace.on_device:
         named = {(sync.file, sync.line) for sync in trace.syncs}
         rows += [
-            (f"{sync.what}, in the counted step", sync.count, sync.blocked_ns, sync.file, sync.line)
+            (f"{sync.what}, in the counted step", place(sync), sync.count, sync.blocked_ns)
             for sync in window.counted.lines
             if sync.file and (sync.file, sync.line) not in named
         ]
@@ -196,10 +193,7 @@ def waiting(window: DeepWindow) -> Table | None:
             Column(title="waited", number=True),
         ),
         rows=tuple(
-            Row(
-                cells=(what, f"{short_path(file)}:{line}" if file else "", f"{count:,.3g}", format_ms(time))
-            )
-            for what, count, time, file, line in rows
+            Row(cells=(what, where, f"{count:,.3g}", format_ms(time))) for what, where, count, time in rows
         ),
     )
 

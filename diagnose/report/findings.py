@@ -15,9 +15,9 @@ from diagnose.report._faults import (
     lost,
     lost_share,
     no_fault,
-    place,
     ranks,
 )
+from diagnose.report._wording import place
 from diagnose.report.base import Block, Card, Fact, Paragraph, Section
 from diagnose.report.summary import sentence
 

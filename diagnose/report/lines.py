@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_part, format_share
-from diagnose.report._wording import short_path
+from diagnose.report._wording import place
 from diagnose.report.base import Block, Column, Row, Section, Table
 
 MAX_LINES = 15
@@ -84,11 +84,6 @@ def own_row(line: SourceLine, profile: Profile) -> Row:
         phase=line.phase,
         source=line.text,
     )
-
-
-def place(line: SourceLine) -> str:
-    """Returns `train.py:41`."""
-    return f"{short_path(line.file)}:{line.line}"
 
 
 def share(line: SourceLine) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from diagnose.core.history import Loss
 from diagnose.core.profile import Profile
 from diagnose.core.trial import Tuning
-from diagnose.report._charts import Mark, StepLines, Vector
+from diagnose.report._charts import Mark, StepBins, StepLines, Vector
 from diagnose.report.base import Block, Paragraph, Section
 from diagnose.report.phases import changes
 
@@ -35,7 +34,7 @@ class TrainingLoss(Section):
         tuning = profile.tuning or Tuning()
         return [
             Paragraph(text=words(loss, tuning, profile.steps.count)),
-            replace(curve(loss, tuning, changes(profile)), end=profile.steps.count),
+            curve(loss, tuning, changes(profile), end=profile.steps.count),
         ]
 
 
@@ -52,7 +51,7 @@ def words(loss: Loss, tuning: Tuning, num_steps: int) -> str:
     return " ".join(said)
 
 
-def curve(loss: Loss, tuning: Tuning, marks: tuple[Mark, ...]) -> StepLines:
+def curve(loss: Loss, tuning: Tuning, marks: tuple[Mark, ...], end: int | None = None) -> StepLines:
     """Draws the loss before anything was changed, while fixes were tried, and with all kept fixes."""
     means = np.array(loss.means)
     known = means[np.isfinite(means)]
@@ -70,10 +69,8 @@ def curve(loss: Loss, tuning: Tuning, marks: tuple[Mark, ...]) -> StepLines:
     return StepLines(
         title="Training loss over the steps, with what tuning did marked",
         unit="loss",
-        first=0,
-        width=loss.width,
+        steps=StepBins(width=loss.width, marks=marks, end=end),
         lines={name: _part(means, chosen) for name, chosen in parts.items() if chosen.any()},
-        marks=marks,
         logarithmic=far,
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_part
-from diagnose.report._charts import Mark, PhaseAreas, StepLine
+from diagnose.report._charts import Mark, PhaseAreas, StepBins, StepLine
 from diagnose.report._tuning_words import named
 from diagnose.report._wording import percent
 from diagnose.report.base import Block, Column, Paragraph, PhaseBar, Row, Section, Table
@@ -79,26 +79,20 @@ def over_the_steps(profile: Profile) -> list[Block]:
     history = profile.history
     if history is None or not history.phase_ms:
         return []
-    marks = changes(profile)
+    steps = StepBins(width=history.width, marks=changes(profile), end=profile.steps.count)
     blocks: list[Block] = [
         PhaseAreas(
             title="Time per step over the whole run, divided into its phases",
-            first=0,
-            width=history.width,
+            steps=steps,
             phase_ms={phase: np.array(times) for phase, times in history.phase_ms.items()},
-            marks=marks,
-            end=profile.steps.count,
         )
     ]
     if history.samples_per_s:
         line = StepLine(
             title="Samples per second over the whole run, on the first rank",
             unit="samples/s",
-            first=0,
-            width=history.width,
+            steps=steps,
             values=np.array(history.samples_per_s),
-            marks=marks,
-            end=profile.steps.count,
         )
         blocks.append(line)
     return blocks

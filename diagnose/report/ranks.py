@@ -9,7 +9,7 @@ import numpy as np
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.units import NS_PER_MS, format_part
-from diagnose.report._charts import RankMap
+from diagnose.report._charts import RankMap, StepBins
 from diagnose.report.base import Block, Column, Row, Section, Table
 
 MAX_RANKS = 32  # more rows than this are a dashboard's business
@@ -63,11 +63,9 @@ def rank_map(profile: Profile) -> RankMap | None:
     )
     return RankMap(
         title=f"How long the others waited for {which} over the measured steps, in ms per step",
-        first=late.first,
-        width=late.width,
+        steps=StepBins(first=late.first, width=late.width, end=profile.steps.count),
         ranks=[late.ranks[row] for row in rows],
         values_ms=late_ns[rows] / NS_PER_MS,
-        end=profile.steps.count,
     )
 
 

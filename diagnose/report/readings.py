@@ -12,7 +12,13 @@ from diagnose.core.units import format_bytes
 from diagnose.report._charts import TimeLines, Vector
 from diagnose.report.base import Block, Fact, Facts, Section
 
-MIB = 2**20
+LANES = {
+    "memory": ("Memory of the training process over time", "MiB", 2**20),
+    "cpus": ("CPUs in use over time: by training, by its workers, by all programs together", "CPUs", 1),
+    "device": ("The device over time: kernels running, clock of the highest, power of its limit", "%", 1),
+}
+"""Title and unit of each chart, and how much of what is read makes one of that."""
+
 FEW_CPUS = 0.05
 """Fewer on average are nobody's work."""
 
@@ -29,44 +35,22 @@ class OverTime(Section):
             return []
         facts = [*_memory(history.memory_bytes), *_cpus(history.cpus)]
         made: list[Block] = [Facts(items=tuple(facts))] if facts else []
-        for readings, chart in (
-            (history.memory_bytes, memory),
-            (history.cpus, cpus),
-            (history.device_percent, device),
+        for name, readings in (
+            ("memory", history.memory_bytes),
+            ("cpus", history.cpus),
+            ("device", history.device_percent),
         ):
             if len(readings.seconds) > 1 and readings.values:
-                lines = {name: np.array(values) for name, values in readings.values.items()}
-                made.append(chart(np.array(readings.seconds), lines))
+                lines = {of: np.array(values) for of, values in readings.values.items()}
+                made.append(lane(name, np.array(readings.seconds), lines))
         return made
 
 
-def memory(seconds: Vector, lines: Mapping[str, Vector]) -> TimeLines:
-    """Draws memory over time, given in bytes."""
+def lane(name: str, seconds: Vector, lines: Mapping[str, Vector]) -> TimeLines:
+    """Draws readings of one of `LANES` over time."""
+    title, unit, scale = LANES[name]
     return TimeLines(
-        title="Memory of the training process over time",
-        unit="MiB",
-        seconds=seconds,
-        lines={name: values / MIB for name, values in lines.items()},
-    )
-
-
-def cpus(seconds: Vector, lines: Mapping[str, Vector]) -> TimeLines:
-    """Draws CPUs in use over time, and by whom."""
-    return TimeLines(
-        title="CPUs in use over time: by training, by its workers, by all programs together",
-        unit="CPUs",
-        seconds=seconds,
-        lines=lines,
-    )
-
-
-def device(seconds: Vector, lines: Mapping[str, Vector]) -> TimeLines:
-    """Draws what the device's driver says over time, in percent."""
-    return TimeLines(
-        title="The device over time: kernels running, clock of the highest, power of its limit",
-        unit="%",
-        seconds=seconds,
-        lines=lines,
+        title=title, unit=unit, seconds=seconds, lines={of: values / scale for of, values in lines.items()}
     )
 
 

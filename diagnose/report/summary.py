@@ -54,16 +54,11 @@ def measured(profile: Profile) -> list[Fact]:
 
 
 def _won(profile: Profile) -> list[Fact]:
-    tuning = profile.tuning
-    if tuning is None or not tuning.kept:
+    if profile.tuning is None or profile.tuning.confirmed is None:
         return []
-    confirmed, of = tuning.confirmation, ""
-    if confirmed is None:
-        confirmed, of = tuning.earlier, f", the first {tuning.num_earlier}"
-    if confirmed is None:
-        return []
+    confirmed, of = profile.tuning.confirmed
     speedup, _, interval = gain(confirmed).partition(" (")
-    detail = f"{interval.rstrip(')')}; confirmed on against off{of}"
+    detail = f"{interval.rstrip(')')}; confirmed on against off{'' if of == 'all' else f', {of}'}"
     return [Fact(label="tuned to", value=speedup, detail=detail)]
 
 

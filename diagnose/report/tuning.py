@@ -46,35 +46,7 @@ class TuningSection(Section):
         if rows:
             blocks.append(Gains(title="Speedup of each fix", rows=rows))
         if tuning.trials:
-            blocks.append(
-                Table(
-                    caption=(
-                        "Each fix was switched on and off in turn while training went on; its gain is"
-                        " that of neighbouring windows of steps, with the interval of the test."
-                    ),
-                    columns=(
-                        Column(title="fix", code=True),
-                        Column(title="numbers"),
-                        Column(title="predicted", number=True),
-                        Column(title="measured", number=True),
-                        Column(title="steps", number=True),
-                        Column(title="outcome"),
-                    ),
-                    rows=tuple(
-                        Row(
-                            cells=(
-                                named(trial),
-                                trial.safety.value,
-                                predicted(trial),
-                                measured(trial),
-                                f"{trial.steps_spent:,}",
-                                outcome(trial),
-                            )
-                        )
-                        for trial in tuning.trials
-                    ),
-                )
-            )
+            blocks.append(_trials(tuning))
         if tuning.tuned_phase_time_ns:
             blocks += [
                 Waterfall(
@@ -96,6 +68,36 @@ class TuningSection(Section):
         return blocks
 
 
+def _trials(tuning: Tuning) -> Table:
+    return Table(
+        caption=(
+            "Each fix was switched on and off in turn while training went on; its gain is that of"
+            " neighbouring windows of steps, with the interval of the test."
+        ),
+        columns=(
+            Column(title="fix", code=True),
+            Column(title="numbers"),
+            Column(title="predicted", number=True),
+            Column(title="measured", number=True),
+            Column(title="steps", number=True),
+            Column(title="outcome"),
+        ),
+        rows=tuple(
+            Row(
+                cells=(
+                    named(trial),
+                    trial.safety.value,
+                    predicted(trial),
+                    measured(trial),
+                    f"{trial.steps_spent:,}",
+                    outcome(trial),
+                )
+            )
+            for trial in tuning.trials
+        ),
+    )
+
+
 def _written(key: str, value: object) -> str:
     """Returns a setting as the script would have it."""
     return str(value) if key in ("statement", "advice") else f"{key} = {value}"
@@ -115,29 +117,16 @@ def gain_rows(tuning: Tuning) -> tuple[GainRow, ...]:
         for trial in tuning.trials
         if trial.measured is not None
     ]
-    if not tuning.kept:
-        return tuple(rows)
-    if tuning.confirmation is not None:
-        confirmed = tuning.confirmation
-        interval = (confirmed.low, confirmed.high)
+    if tuning.confirmed is not None:
+        confirmed, of = tuning.confirmed
         together = GainRow(
-            label="all together",
+            label=f"{of.removeprefix('the ')} together",
             outcome="confirmed",
             speedup=confirmed.speedup,
-            interval=interval,
+            interval=(confirmed.low, confirmed.high),
             kept=True,
         )
         rows.append(together)
-    elif tuning.earlier is not None:
-        rows.append(
-            GainRow(
-                label=f"first {tuning.num_earlier} together",
-                outcome="confirmed",
-                speedup=tuning.earlier.speedup,
-                interval=(tuning.earlier.low, tuning.earlier.high),
-                kept=True,
-            )
-        )
     return tuple(rows)
 
 
