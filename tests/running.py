@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -78,6 +79,37 @@ def finish(process: subprocess.Popen[str]) -> Ended:
     """Waits for a process that was started."""
     stdout, stderr = process.communicate(timeout=TIMEOUT_S)
     return Ended(code=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def run_ranks(*command: str, num_ranks: int = 2) -> list[Ended]:
+    """Runs what the interpreter is told once for each rank, to their good ends."""
+    place = environment(
+        WORLD_SIZE=str(num_ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=free_port(),
+        OMP_NUM_THREADS="1",
+    )
+    processes = [
+        subprocess.Popen(
+            [*PLAIN, *command],
+            cwd=REPOSITORY,
+            env={**place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+    ended = [finish(process) for process in processes]
+    for each in ended:
+        assert each.code == 0, each.stderr
+    return ended
 
 
 def run_in_terminal(*command: object, cwd: Path, keys: Mapping[str, str]) -> Ended:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
@@ -25,8 +24,7 @@ from diagnose.actions.no_sync import NoSync
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from tests.loops import begin
-from tests.running import PLAIN, REPOSITORY, environment
-from tests.test_tuner_ranks import free_port
+from tests.running import run_ranks
 
 BUCKETS, LOOKS_FOR_UNUSED, IS_STATIC, HOOK = range(4)
 """What a reducer says of itself."""
@@ -35,24 +33,7 @@ BUCKETS, LOOKS_FOR_UNUSED, IS_STATIC, HOOK = range(4)
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
     """What each of two ranks printed."""
-    place = environment(
-        WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), OMP_NUM_THREADS="1"
-    )
-    processes = [
-        subprocess.Popen(
-            [*PLAIN, "-m", "tests.scripts.ddp_actions"],
-            cwd=REPOSITORY,
-            env={**place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    printed = [process.communicate(timeout=100) for process in processes]
-    for process, (_, stderr) in zip(processes, printed, strict=True):
-        assert process.returncode == 0, stderr
-    return [json.loads(stdout) for stdout, _ in printed]
+    return [json.loads(ended.stdout) for ended in run_ranks("-m", "tests.scripts.ddp_actions")]
 
 
 @pytest.fixture
