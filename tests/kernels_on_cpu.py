@@ -77,6 +77,12 @@ def kernels_on_cpu(seed: int = 0, *, large_arguments: bool = False) -> Iterator[
                 swap.remove()
 
 
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    with kernels_on_cpu() as device:
+        yield device
+
+
 def without(stem: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes one kernel one that does not compile for this device."""
     compiled = device.resident_blocks

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from diagnose.kernels._swap import swap_of
@@ -17,16 +15,11 @@ from tests.kernels_on_cpu import (
     assert_equal,
     everything,
     failing,
-    kernels_on_cpu,
     network,
     step,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 def test_the_tuners_action_uses_them_where_they_can_be_used(device: CpuDevice) -> None:

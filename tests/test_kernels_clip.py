@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -13,15 +12,11 @@ from diagnose.kernels._swap import swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad_norm_  # as a script does, before anything is replaced
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice
+
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 LAUNCHES = ("gradient_norm", "scale", "adamw")
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
 
 
 def network() -> nn.Sequential:

@@ -7,7 +7,6 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,14 +17,10 @@ from diagnose.kernels._swap import swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad, clip_grad_norm_  # as a script does, before anything is replaced
 
-from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu, without
+from tests.kernels_on_cpu import CpuDevice, failing, without
 from tests.test_kernels_clip import LAUNCHES, adamw, backward, grads_of, launched, network
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 def test_the_norm_of_gradients_without_elements_is_zero(

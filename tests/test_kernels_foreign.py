@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,15 +10,11 @@ import torch
 from diagnose.kernels._swap import support, swap, unswap
 from torch import nn
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice
+
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 LIONS = ["lion_pytorch", "timm.optim"]
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
 
 
 def network() -> nn.Sequential:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,6 +18,8 @@ from diagnose.kernels._swap import swap_of
 from torch import nn
 
 from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu
+
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -39,12 +41,6 @@ PLAIN: dict[str, Make] = {
     ),
     "lamb-nv": lambda p: ours.Lamb(p, lr=1e-2, weight_decay=0.0, use_nvlamb=True),
 }
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
 
 
 def network() -> nn.Sequential:

@@ -26,16 +26,11 @@ from tests.kernels_on_cpu import (
     assert_equal,
     everything,
     failing,
-    kernels_on_cpu,
     network,
     step,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 # -- several devices

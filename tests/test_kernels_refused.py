@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,17 +20,12 @@ from tests.kernels_on_cpu import (
     assert_close,
     everything,
     failing,
-    kernels_on_cpu,
     network,
     step,
     without,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 class MyAdamW(torch.optim.AdamW):

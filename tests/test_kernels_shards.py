@@ -13,8 +13,10 @@ from diagnose.kernels._swap import CannotSwap, support, swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice
 from tests.running import run_ranks
+
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +27,6 @@ def mesh() -> Iterator[Any]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield device_mesh.init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
 
 
 def network(mesh: Any) -> nn.Sequential:

@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,16 +20,11 @@ from tests.kernels_on_cpu import (
     assert_close,
     assert_equal,
     everything,
-    kernels_on_cpu,
     network,
     step,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,16 +15,12 @@ from diagnose.kernels._optimizers import Lion
 from diagnose.kernels._swap import swap, unswap
 from torch import nn
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice
 from tests.running import run_ranks
 
+pytest_plugins = ("tests.kernels_on_cpu",)
+
 Make = Callable[[Any], torch.optim.Optimizer]
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
 
 
 def assert_equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,15 +15,10 @@ from tests.kernels_on_cpu import (
     assert_close,
     assert_equal,
     everything,
-    kernels_on_cpu,
     network,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 @pytest.mark.parametrize("clip", ["exact", "deferred"])
