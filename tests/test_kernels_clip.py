@@ -12,16 +12,11 @@ from diagnose.kernels._swap import swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad_norm_  # as a script does, before anything is replaced
 
-from tests.kernels_on_cpu import CpuDevice
+from tests.kernels_on_cpu import CpuDevice, loss_of, network
 
 pytest_plugins = ("tests.kernels_on_cpu",)
 
 LAUNCHES = ("gradient_norm", "scale", "adamw")
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(50, 60), nn.Tanh(), nn.Linear(60, 3))
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -29,11 +24,6 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     decay = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() <= 1]
     return torch.optim.AdamW([{"params": rest, "weight_decay": 0.0}, {"params": decay}], lr=1e-2)
-
-
-def backward(model: nn.Module, number: int) -> None:
-    image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-    model(image).square().mean().backward()
 
 
 def grads_of(model: nn.Module) -> list[torch.Tensor]:
@@ -49,7 +39,7 @@ def test_gradients_that_need_no_clipping_are_not_written_and_keep_every_bit(devi
     model = network()
     optimizer = adamw(model)
     swap(optimizer)
-    backward(model, 0)
+    loss_of(model, 0).backward()
     before = grads_of(model)
     for max_norm in (1e3, 1e3, 1e4):
         norm = clip_grad_norm_(model.parameters(), max_norm)
@@ -66,11 +56,11 @@ def test_clipped_gradients_are_those_of_torchs_formula_bit_for_bit(
     model = network()
     optimizer = adamw(model)
     swap(optimizer)
-    backward(model, 0)
+    loss_of(model, 0).backward()
     if repeated:
         clip_grad_norm_(model.parameters(), 1e-2)
         model.zero_grad()
-        backward(model, 1)
+        loss_of(model, 1).backward()
     before = grads_of(model)
     norm = clip_grad_norm_(model.parameters(), 1e-2)
     coef = torch.clamp(1e-2 / (norm + 1e-6), max=1.0)
@@ -85,7 +75,7 @@ def test_a_step_with_clipping_is_three_launches_and_two_where_it_is_deferred(dev
         swap(optimizer, clip=clip)  # type: ignore[arg-type]
         for _ in range(3):
             device.launched.clear()
-            backward(model, 0)
+            loss_of(model, 0).backward()
             clip_grad_norm_(model.parameters(), 1e-2)
             optimizer.step()
             assert launched(device) == expected
@@ -104,7 +94,7 @@ def test_training_with_clipping_is_torchs(clip: Any, max_norm: float, device: Cp
         norms = []
         for number in range(4):
             optimizer.zero_grad()
-            backward(model, number)
+            loss_of(model, number).backward()
             norms.append(clip_grad_norm_(model.parameters(), max_norm))
             optimizer.step()
         ends.append([*norms, *(p.detach() for p in model.parameters())])
@@ -123,8 +113,7 @@ def test_unscaling_clipping_and_skipping_together_are_torchs(clip: Any, device: 
         norms = []
         for number in range(6):
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             if number == 3:
                 model[0].weight.grad[1, 1] = float("inf")
             scaler.unscale_(optimizer)
@@ -178,8 +167,7 @@ def test_a_scaler_that_allows_gradients_in_fp16_unscales_them(clip: Any, device:
         seen: list[torch.Tensor] = []
         for number in range(4):
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             if number != 2:
                 scaler.unscale_(optimizer)
                 seen += [*grads_of(model), clip_grad_norm_(model.parameters(), 1e-2)]
@@ -219,7 +207,7 @@ def test_gradients_changed_after_deferred_clipping_end_the_deferring_with_a_warn
     model = network()
     optimizer = adamw(model)
     taken = swap(optimizer, clip="deferred")
-    backward(model, 0)
+    loss_of(model, 0).backward()
     clip_grad_norm_(model.parameters(), 1e-2)
     for p in model.parameters():
         p.grad.add_(1e-3)
@@ -238,12 +226,12 @@ def test_what_was_deferred_for_other_gradients_is_void(device: CpuDevice) -> Non
         model = network()
         optimizer = adamw(model)
         swap(optimizer, clip="deferred")
-        backward(model, 0)
+        loss_of(model, 0).backward()
         kept = [p.grad for p in model.parameters()]
         if clipped:
             clip_grad_norm_(model.parameters(), 1e-3)
         optimizer.zero_grad()
-        backward(model, 1)
+        loss_of(model, 1).backward()
         optimizer.step()
         ends.append([p.detach() for p in model.parameters()])
         del kept
@@ -294,7 +282,7 @@ def test_what_is_deferred_when_kernels_go_is_done_in_memory(device: CpuDevice) -
     model = network()
     optimizer = adamw(model)
     swap(optimizer, clip="deferred")
-    backward(model, 0)
+    loss_of(model, 0).backward()
     norm = clip_grad_norm_(model.parameters(), 1e-2)
     assert norm > 1e-2
     unswap(optimizer)
@@ -333,7 +321,7 @@ def test_what_the_kernels_do_not_know_is_torchs_own(options: dict[str, Any], dev
         optimizer = adamw(model)
         if on:
             swap(optimizer)
-        backward(model, 0)
+        loss_of(model, 0).backward()
         ends.append([clip_grad_norm_(model.parameters(), 1e-2, **options), *grads_of(model)])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     assert launched(device) == []

@@ -17,8 +17,8 @@ from diagnose.kernels._swap import swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad, clip_grad_norm_  # as a script does, before anything is replaced
 
-from tests.kernels_on_cpu import CpuDevice, failing, without
-from tests.test_kernels_clip import LAUNCHES, adamw, backward, grads_of, launched, network
+from tests.kernels_on_cpu import CpuDevice, failing, loss_of, network, without
+from tests.test_kernels_clip import LAUNCHES, adamw, grads_of, launched
 
 pytest_plugins = ("tests.kernels_on_cpu",)
 
@@ -45,7 +45,7 @@ def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
         optimizer = adamw(model)
         if on:
             swap(optimizer)
-        backward(model, 0)
+        loss_of(model, 0).backward()
         clip_grad_norm_(model.parameters(), max_norm)  # from now on the limit is known to the kernel
         model[0].weight.grad[0, 0] = value
         ends.append([clip_grad_norm_(model.parameters(), max_norm), *grads_of(model)])
@@ -55,7 +55,7 @@ def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
 def test_the_halves_used_alone_are_torchs(device: CpuDevice) -> None:
     model = network()
     optimizer = adamw(model)
-    backward(model, 0)
+    loss_of(model, 0).backward()
     swap(optimizer)
     norm = clip_grad._get_total_norm([p.grad for p in model.parameters()])
     clip_grad._clip_grads_with_norm_(model.parameters(), 1e-2, norm * 2)
@@ -76,7 +76,7 @@ def test_a_norm_that_the_script_changes_between_the_halves_is_the_one_that_is_cl
             swap(optimizer, clip=clip)
         for number in range(2):  # the second time the limit is known
             optimizer.zero_grad()
-            backward(model, number)
+            loss_of(model, number).backward()
             norm = clip_grad._get_total_norm([p.grad for p in model.parameters()])
             norm.mul_(2)  # as one that is summed over ranks in place
             clip_grad._clip_grads_with_norm_(model.parameters(), 1e-2, norm)
@@ -91,7 +91,7 @@ def test_norms_that_the_script_keeps_stay_what_they_were(device: CpuDevice) -> N
     kept, then = [], []
     for number in range(3):
         model.zero_grad()
-        backward(model, number)
+        loss_of(model, number).backward()
         kept.append(clip_grad_norm_(model.parameters(), 1.0))
         then.append(kept[-1].item())
     assert [norm.item() for norm in kept] == then
@@ -149,7 +149,7 @@ def test_new_gradients_and_a_new_learning_rate_at_each_step_cost_no_launch(
     for number in range(3):
         kept.append([param.grad for param in model.parameters()])  # so that their addresses stay taken
         model.zero_grad()
-        backward(model, number)
+        loss_of(model, number).backward()
         for group in optimizer.param_groups:
             group["lr"] *= 0.5
         device.launched.clear()
@@ -243,7 +243,7 @@ def test_clipping_goes_on_by_torch_where_a_kernel_does_not_compile(
     for on in (False, True):
         model = network()
         optimizer = adamw(model)
-        backward(model, 0)
+        loss_of(model, 0).backward()
         if on:
             swap(optimizer)
             without(missing, device, monkeypatch)
@@ -270,7 +270,7 @@ def test_clipping_goes_on_by_torch_where_a_launch_fails(
             failing(refused, device, monkeypatch)
         for number in range(3):
             optimizer.zero_grad()
-            backward(model, number)
+            loss_of(model, number).backward()
             fails = on and number == 0 and (refused, clip) != ("scale", "deferred")  # which launches none
             with (
                 pytest.warns(RuntimeWarning, match="code 701.*\\nTorch goes on clipping")

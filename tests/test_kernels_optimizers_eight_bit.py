@@ -12,8 +12,8 @@ import torch
 from diagnose.kernels._optimizer_8bit import AdamW8bit
 from torch import nn
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
-from tests.test_kernels_optimizers import network, step, trained
+from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu, network, step
+from tests.test_kernels_optimizers import trained
 
 pytest_plugins = ("tests.kernels_on_cpu",)
 

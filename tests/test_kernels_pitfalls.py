@@ -26,6 +26,7 @@ from tests.kernels_on_cpu import (
     assert_equal,
     everything,
     failing,
+    loss_of,
     network,
     step,
 )
@@ -55,8 +56,7 @@ def test_parameters_on_two_devices_are_stepped_by_a_launch_on_each(
             if number == 3:
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            model(image).square().mean().backward()
+            loss_of(model, number).backward()
             if number in (1, 4):
                 model[number // 2].weight.grad = None
             optimizer.step()
@@ -249,9 +249,8 @@ def test_gradients_in_the_buckets_of_ddp_are_clipped_and_stepped_where_they_lie(
         for number in range(4):
             optimizer.zero_grad(set_to_none=not keeps)
             for micro in range(2):
-                image = torch.randn(4, 50, generator=torch.Generator().manual_seed(2 * number + micro))
                 with model.no_sync() if micro == 0 else torch.enable_grad():
-                    model(image).square().mean().backward()
+                    loss_of(model, 2 * number + micro).backward()
             clip_grad_norm_(model.parameters(), 1e-2)
             optimizer.step()
         grads = [p.grad for p in model.parameters() if p.grad is not None]

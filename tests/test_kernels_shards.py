@@ -13,7 +13,7 @@ from diagnose.kernels._swap import CannotSwap, support, swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from tests.kernels_on_cpu import CpuDevice
+from tests.kernels_on_cpu import CpuDevice, loss_of
 from tests.running import run_ranks
 
 pytest_plugins = ("tests.kernels_on_cpu",)
@@ -46,9 +46,7 @@ def trained(mesh: Any, make: Any, *, on: bool, clips: bool, steps: int = 3) -> l
         taken = swap(optimizer)
     for number in range(steps):
         optimizer.zero_grad()
-        model(
-            torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-        ).square().mean().backward()
+        loss_of(model, number).backward()
         if clips:
             clip_grad_norm_(model.parameters(), 1e-2)
         optimizer.step()

@@ -9,14 +9,7 @@ import torch
 from diagnose.kernels._swap import AMP, swap, unswap
 from torch import nn
 
-from tests.kernels_on_cpu import (
-    MAKERS,
-    CpuDevice,
-    assert_close,
-    assert_equal,
-    everything,
-    network,
-)
+from tests.kernels_on_cpu import MAKERS, CpuDevice, assert_close, assert_equal, everything, loss_of, network
 
 pytest_plugins = ("tests.kernels_on_cpu",)
 
@@ -34,8 +27,7 @@ def test_a_gradient_scaler_skips_the_step_with_an_infinity(clip: Any, device: Cp
             if number == 4 and not scaled:
                 continue
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            loss = scaler.scale(model(image).square().mean())
+            loss = scaler.scale(loss_of(model, number))
             loss.backward()
             if number == 4:
                 model[0].weight.grad[0, 0] = float("inf")
@@ -61,8 +53,7 @@ def test_a_first_step_that_is_skipped_leaves_no_state_that_torch_would_go_wrong_
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         for number in [9, 0, 1] if skipped else [0, 1]:
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             if number == 9:
                 model[0].bias.grad[0] = float("nan")
             scaler.step(optimizer)
@@ -101,8 +92,7 @@ def test_a_fused_optimizer_of_torchs_leaves_gradients_unscaled_as_torch_does(dev
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         for number in range(3):
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             scaler.step(optimizer)
             scaler.update()
         assert optimizer._step_supports_amp_scaling
@@ -150,8 +140,7 @@ def test_a_wrapper_that_keeps_the_step_method_still_sees_which_steps_are_skipped
             if on and number == swapped_at == 2:
                 swap(optimizer, clip=clip)
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             if number == 3:
                 model[2].bias.grad[0] = float("inf")
             wrapper.step()
