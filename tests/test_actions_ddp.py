@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,8 @@ from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from tests.loops import begin
 from tests.running import run_ranks
+
+pytest_plugins = ("tests.group_of_one",)
 
 BUCKETS, LOOKS_FOR_UNUSED, IS_STATIC, HOOK = range(4)
 """What a reducer says of itself."""
@@ -139,13 +141,6 @@ def only_look(step: int, number: int, model: nn.Module) -> None:
 
 
 PASSES, LATER = 3, 8
-
-
-@pytest.fixture(scope="module")
-def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def accumulated(between: Callable[[int, int, nn.Module], None], steps: int) -> tuple[Any, int, str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from diagnose.kernels import _stepper
 from diagnose.kernels._lineup import Member, by_device
 from diagnose.kernels._swap import support, swap, unswap
@@ -31,7 +30,7 @@ from tests.kernels_on_cpu import (
     step,
 )
 
-pytest_plugins = ("tests.kernels_on_cpu",)
+pytest_plugins = ("tests.group_of_one", "tests.kernels_on_cpu")
 
 
 # -- several devices
@@ -200,14 +199,6 @@ def test_gradients_in_bf16_of_fp32_parameters_update_as_the_same_numbers_in_fp32
 # -- wrappers
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[None]:
-    """One rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("clip", ["exact", "deferred"])
 @pytest.mark.parametrize("how", ["negative", "turned", "expanded"])
 def test_a_gradient_that_changes_what_it_is_where_it_lies_is_seen(
@@ -237,7 +228,7 @@ def test_a_gradient_that_changes_what_it_is_where_it_lies_is_seen(
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_gradients_in_the_buckets_of_ddp_are_clipped_and_stepped_where_they_lie(
-    keeps: bool, ranks: None, device: CpuDevice
+    keeps: bool, group_of_one: None, device: CpuDevice
 ) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
