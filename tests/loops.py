@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -163,6 +165,28 @@ def loop(
     yield torch.get_rng_state()
     if loader.generator is not None:
         yield loader.generator.get_state()
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two loops yielded the same."""
+    left, right = list(one), list(other)
+    return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def children_end() -> bool:
+    """Whether all child processes end in time, and leave no zombie."""
+    until = time.monotonic() + 20
+    while multiprocessing.active_children():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture
+def no_child_is_left() -> Iterator[None]:
+    yield
+    assert children_end(), multiprocessing.active_children()
 
 
 class Noisy(Rows):

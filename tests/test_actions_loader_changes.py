@@ -21,13 +21,9 @@ from diagnose.core.job import Job
 from tests.loops import Rows, Switch, begin
 from tests.test_actions_loader_cache import SecondEpoch
 from tests.test_actions_loader_exact import takes_a_shard
-from tests.test_actions_loader_order import children_end
 
-
-@pytest.fixture(autouse=True)
-def no_child_is_left() -> Iterator[None]:
-    yield
-    assert children_end()
+pytest_plugins = ("tests.loops",)
+pytestmark = pytest.mark.usefixtures("no_child_is_left")
 
 
 SIZES = {"add": 0.0}

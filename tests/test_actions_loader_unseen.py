@@ -11,7 +11,7 @@ import multiprocessing
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.managers import Token
 from pathlib import Path
@@ -32,13 +32,9 @@ from diagnose.actions.persistent_workers import PersistentWorkers
 from diagnose.core.job import Job
 from tests.loops import Rows, Switch, begin
 from tests.test_actions_loader_cache import SecondEpoch
-from tests.test_actions_loader_order import children_end
 
-
-@pytest.fixture(autouse=True)
-def no_child_is_left() -> Iterator[None]:
-    yield
-    assert children_end()
+pytest_plugins = ("tests.loops",)
+pytestmark = pytest.mark.usefixtures("no_child_is_left")
 
 
 Compiled: Any = type("PyDataFrame", (), {"__slots__": ("shift",), "__module__": "builtins"})
