@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,9 @@ from tests.chaos import (
 from tests.running import DIAGNOSE, PLAIN, write
 from tests.short_script import STEPS, Ending, Script, run
 
+pytest_plugins = ("tests.compiled",)
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
+
 WITH_WORKERS = ("loader-prefetch", "persistent-workers")
 WITHOUT_WORKERS = (
     "activation-checkpointing",
@@ -53,13 +55,6 @@ WITH_NOISE = ("fork-continuation",)
 
 CALLS_OF_HOOKS = 3000
 """About so many calls our hooks make while the script runs."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_graphs() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @functools.cache
