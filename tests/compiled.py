@@ -1,7 +1,9 @@
-"""Fixtures for tests that compile: graphs that no other test has left, and none that take C++."""
+"""Fixtures for tests that compile: what other tests have compiled is gone, and nothing takes C++."""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,3 +29,11 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph
 
     monkeypatch.setattr(Compiler, "_backend", backend)
+
+
+@pytest.fixture
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has compiled counts no operations, and tests that ran before may have."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        monkeypatch.setattr(dynamo, "counters", defaultdict(Counter))

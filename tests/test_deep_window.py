@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,10 @@ from diagnose.report import to_json
 from diagnose.store.reader import read_rank
 from tests.running import DIAGNOSE, PLAIN, REPOSITORY, SCRIPTS, Ended, run
 
+pytest_plugins = ("tests.compiled",)
+pytestmark = pytest.mark.usefixtures("nothing_is_compiled")
+
 SCRIPT = SCRIPTS / "windowed.py"
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has compiled counts no operations, and tests that ran before may have."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None:
-        monkeypatch.setattr(dynamo, "counters", defaultdict(Counter))
 
 
 def windowed(folder: Path, *arguments: object, option: str = "10:3") -> tuple[Ended, Ended, Profile]:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.hooks._recorder import Recorder
 from tests.fakes import FakeClock, SlowOptimizer, measured
+from tests.hook_calls import SlowToPickle
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,7 +87,7 @@ class Machine:
             self.batches[which] = None
 
     def save(self, time_ns: int) -> None:
-        torch.save(SlowToSave(self.clock, time_ns), io.BytesIO())
+        torch.save(SlowToPickle(self.clock, time_ns), io.BytesIO())
 
     def collect(self, inside: tuple[Program, ...]) -> None:
         RunsWhenDeleted(self, inside)
@@ -141,15 +142,6 @@ class RunsWhenDeleted:
     def __del__(self) -> None:
         with suppress(Failed):
             self.machine.run(self.inside)
-
-
-class SlowToSave:
-    def __init__(self, clock: FakeClock, time_ns: int) -> None:
-        self.clock, self.time_ns = clock, time_ns
-
-    def __reduce__(self) -> Any:
-        self.clock.spend(self.time_ns)
-        return (list, ())
 
 
 def programs() -> st.SearchStrategy[tuple[Program, ...]]:
