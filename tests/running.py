@@ -160,3 +160,12 @@ def only_run(folder: Path) -> Path:
     """The one run recorded under `folder`."""
     (run_folder,) = (folder / ".diagnose" / "runs").iterdir()
     return run_folder
+
+
+def recorded(folder: Path, script: str, *arguments: object, num_ranks: int = 1) -> Path:
+    """Runs a script of a few lines under `diagnose`, to its good end; returns the run's folder."""
+    ranks = ("--nproc-per-node", num_ranks) if num_ranks > 1 else ()
+    path = write(folder / "train.py", script)
+    ended = run(*DIAGNOSE, "--quiet", *ranks, path, *arguments, cwd=folder)
+    assert ended.code == 0, ended.stderr
+    return only_run(folder)
