@@ -127,6 +127,12 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(50, 60), nn.Tanh(), nn.Linear(60, 3))
 
 
+def network_and(name: str) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """A network and the optimizer of that name."""
+    model = network()
+    return model, MAKERS[name](model.parameters())
+
+
 def loss_of(model: nn.Module, number: int) -> torch.Tensor:
     """Over images that are the same for the same number."""
     image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))

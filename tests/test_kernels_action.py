@@ -16,6 +16,7 @@ from tests.kernels_on_cpu import (
     everything,
     failing,
     network,
+    network_and,
     step,
 )
 
@@ -23,8 +24,7 @@ pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 def test_the_tuners_action_uses_them_where_they_can_be_used(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     step(model, optimizer, 0)
     action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
     action.check(job)
@@ -41,8 +41,7 @@ def test_the_tuners_action_uses_them_where_they_can_be_used(device: CpuDevice) -
 
 
 def test_the_tuners_numerics_check_sees_them_and_leaves_the_training_alone(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     step(model, optimizer, 0)
     before = everything(model, optimizer)
     action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
@@ -56,8 +55,7 @@ def test_the_tuners_numerics_check_sees_them_and_leaves_the_training_alone(devic
 def test_the_action_must_not_stay_where_kernels_have_failed_as_other_ranks_may_still_use_them(
     refused: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     step(model, optimizer, 0)
     action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
     with action.prepare(job, None) as prepared, action.apply(job, prepared):

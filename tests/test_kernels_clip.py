@@ -19,11 +19,13 @@ pytest_plugins = ("tests.kernels_on_cpu",)
 LAUNCHES = ("gradient_norm", "scale", "adamw")
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
+def network_and_adamw() -> tuple[nn.Sequential, torch.optim.Optimizer]:
     """The parameters in another order than the model's, in groups, as scripts have them."""
+    model = network()
     decay = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() <= 1]
-    return torch.optim.AdamW([{"params": rest, "weight_decay": 0.0}, {"params": decay}], lr=1e-2)
+    groups = [{"params": rest, "weight_decay": 0.0}, {"params": decay}]
+    return model, torch.optim.AdamW(groups, lr=1e-2)
 
 
 def grads_of(model: nn.Module) -> list[torch.Tensor]:
@@ -36,8 +38,7 @@ def launched(device: CpuDevice) -> list[str]:
 
 
 def test_gradients_that_need_no_clipping_are_not_written_and_keep_every_bit(device: CpuDevice) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer)
     loss_of(model, 0).backward()
     before = grads_of(model)
@@ -53,8 +54,7 @@ def test_clipped_gradients_are_those_of_torchs_formula_bit_for_bit(
     repeated: bool, device: CpuDevice
 ) -> None:
     """The first time the limit becomes known after the norm was measured; then it is known before."""
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer)
     loss_of(model, 0).backward()
     if repeated:
@@ -70,8 +70,7 @@ def test_clipped_gradients_are_those_of_torchs_formula_bit_for_bit(
 
 def test_a_step_with_clipping_is_three_launches_and_two_where_it_is_deferred(device: CpuDevice) -> None:
     for clip, expected in (("exact", list(LAUNCHES)), ("deferred", ["gradient_norm", "adamw"])):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         swap(optimizer, clip=clip)  # type: ignore[arg-type]
         for _ in range(3):
             device.launched.clear()
@@ -87,8 +86,7 @@ def test_a_step_with_clipping_is_three_launches_and_two_where_it_is_deferred(dev
 def test_training_with_clipping_is_torchs(clip: Any, max_norm: float, device: CpuDevice) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         if on:
             swap(optimizer, clip=clip)
         norms = []
@@ -105,8 +103,7 @@ def test_training_with_clipping_is_torchs(clip: Any, max_norm: float, device: Cp
 def test_unscaling_clipping_and_skipping_together_are_torchs(clip: Any, device: CpuDevice) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
         if on:
             swap(optimizer, clip=clip)
@@ -131,8 +128,7 @@ def test_unscaling_clipping_and_skipping_together_are_torchs(clip: Any, device: 
 def test_deferred_unscaling_and_clipping_read_the_gradients_twice_and_write_them_never(
     device: CpuDevice,
 ) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer, clip="deferred")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for _ in range(2):
@@ -159,8 +155,7 @@ class UnscalesHalves(torch.amp.GradScaler):
 def test_a_scaler_that_allows_gradients_in_fp16_unscales_them(clip: Any, device: CpuDevice) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         scaler = UnscalesHalves("cpu", init_scale=8.0)
         if on:
             swap(optimizer, clip=clip)
@@ -204,8 +199,7 @@ def test_two_optimizers_that_are_unscaled_before_either_is_clipped_are_both_clip
 def test_gradients_changed_after_deferred_clipping_end_the_deferring_with_a_warning(
     device: CpuDevice,
 ) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     taken = swap(optimizer, clip="deferred")
     loss_of(model, 0).backward()
     clip_grad_norm_(model.parameters(), 1e-2)
@@ -223,8 +217,7 @@ def test_what_was_deferred_for_other_gradients_is_void(device: CpuDevice) -> Non
     """The script clipped, and then did not step."""
     ends = []
     for clipped in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         swap(optimizer, clip="deferred")
         loss_of(model, 0).backward()
         kept = [p.grad for p in model.parameters()]
@@ -279,8 +272,7 @@ def test_gradients_dropped_without_a_step_leave_nothing_to_those_at_their_addres
 
 
 def test_what_is_deferred_when_kernels_go_is_done_in_memory(device: CpuDevice) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer, clip="deferred")
     loss_of(model, 0).backward()
     norm = clip_grad_norm_(model.parameters(), 1e-2)
@@ -317,8 +309,7 @@ def test_a_parameter_that_is_left_to_torch_gets_its_deferred_clipping_too(device
 def test_what_the_kernels_do_not_know_is_torchs_own(options: dict[str, Any], device: CpuDevice) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         if on:
             swap(optimizer)
         loss_of(model, 0).backward()

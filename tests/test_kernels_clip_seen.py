@@ -17,8 +17,8 @@ from diagnose.kernels._swap import swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad, clip_grad_norm_  # as a script does, before anything is replaced
 
-from tests.kernels_on_cpu import CpuDevice, failing, loss_of, network, without
-from tests.test_kernels_clip import LAUNCHES, adamw, grads_of, launched
+from tests.kernels_on_cpu import CpuDevice, failing, loss_of, without
+from tests.test_kernels_clip import LAUNCHES, grads_of, launched, network_and_adamw
 
 pytest_plugins = ("tests.kernels_on_cpu",)
 
@@ -41,8 +41,7 @@ def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
 ) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         if on:
             swap(optimizer)
         loss_of(model, 0).backward()
@@ -53,8 +52,7 @@ def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
 
 
 def test_the_halves_used_alone_are_torchs(device: CpuDevice) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     loss_of(model, 0).backward()
     swap(optimizer)
     norm = clip_grad._get_total_norm([p.grad for p in model.parameters()])
@@ -70,8 +68,7 @@ def test_a_norm_that_the_script_changes_between_the_halves_is_the_one_that_is_cl
 ) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         if on:
             swap(optimizer, clip=clip)
         for number in range(2):  # the second time the limit is known
@@ -85,8 +82,7 @@ def test_a_norm_that_the_script_changes_between_the_halves_is_the_one_that_is_cl
 
 
 def test_norms_that_the_script_keeps_stay_what_they_were(device: CpuDevice) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer)
     kept, then = [], []
     for number in range(3):
@@ -111,7 +107,7 @@ def test_an_update_counts_as_a_change_so_that_autograd_notices_a_stale_graph(dev
 
 def test_torchs_functions_are_back_when_the_last_swap_is_gone(device: CpuDevice) -> None:
     before = (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_)
-    one, other = adamw(network()), adamw(network())
+    (_, one), (_, other) = network_and_adamw(), network_and_adamw()
     swap(one)
     swap(other)
     assert clip_grad._get_total_norm is not before[0]
@@ -123,13 +119,13 @@ def test_torchs_functions_are_back_when_the_last_swap_is_gone(device: CpuDevice)
 
 def test_they_are_back_too_when_the_script_drops_its_optimizer(device: CpuDevice) -> None:
     before = clip_grad._get_total_norm
-    swap(adamw(network()))
+    swap(network_and_adamw()[1])
     gc.collect()
     assert clip_grad._get_total_norm is before
 
 
 def test_an_empty_generator_warns_as_in_torch(device: CpuDevice) -> None:
-    optimizer = adamw(network())
+    _, optimizer = network_and_adamw()
     swap(optimizer)
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
@@ -142,8 +138,7 @@ def test_new_gradients_and_a_new_learning_rate_at_each_step_cost_no_launch(
     clip: Any, device: CpuDevice
 ) -> None:
     expected = {"exact": list(LAUNCHES), "deferred": ["gradient_norm", "adamw"]}[clip]
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer, clip=clip)
     kept = []
     for number in range(3):
@@ -241,8 +236,7 @@ def test_clipping_goes_on_by_torch_where_a_kernel_does_not_compile(
 ) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         loss_of(model, 0).backward()
         if on:
             swap(optimizer)
@@ -263,8 +257,7 @@ def test_clipping_goes_on_by_torch_where_a_launch_fails(
 ) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         if on:
             swap(optimizer, clip=clip)
             failing(refused, device, monkeypatch)

@@ -27,6 +27,7 @@ from tests.kernels_on_cpu import (
     failing,
     loss_of,
     network,
+    network_and,
     step,
 )
 
@@ -77,8 +78,7 @@ def test_a_launch_that_fails_on_the_second_device_leaves_torch_what_the_first_ha
     failing(name.partition("-")[0], device, monkeypatch, after=3)
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         if on:
             swap(optimizer)
         for number in range(3):
@@ -332,8 +332,7 @@ def test_what_torch_refuses_before_a_step_it_refuses_with_kernels_too(
     device: CpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a capture in a CUDA graph by an optimizer that is not `capturable`."""
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     swap(optimizer)
     step(model, optimizer, 0)
     before = everything(model, optimizer)

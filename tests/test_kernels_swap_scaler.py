@@ -9,7 +9,16 @@ import torch
 from diagnose.kernels._swap import AMP, swap, unswap
 from torch import nn
 
-from tests.kernels_on_cpu import MAKERS, CpuDevice, assert_close, assert_equal, everything, loss_of, network
+from tests.kernels_on_cpu import (
+    MAKERS,
+    CpuDevice,
+    assert_close,
+    assert_equal,
+    everything,
+    loss_of,
+    network,
+    network_and,
+)
 
 pytest_plugins = ("tests.kernels_on_cpu",)
 
@@ -19,8 +28,7 @@ def test_a_gradient_scaler_skips_the_step_with_an_infinity(clip: Any, device: Cp
     """The scales are powers of two: without the skipped step the bits are those of training without one."""
     ends, counts = [], []
     for scaled in (False, True):
-        model = network()
-        optimizer = MAKERS["adamw"](model.parameters())
+        model, optimizer = network_and("adamw")
         swap(optimizer, clip=clip)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, enabled=scaled)
         for number in range(7):
@@ -46,8 +54,7 @@ def test_a_first_step_that_is_skipped_leaves_no_state_that_torch_would_go_wrong_
 ) -> None:
     ends = []
     for skipped in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         swap(optimizer, clip="deferred")
         optimizer.step()  # without gradients: from the next one on the scaler leaves skipping to the kernel
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -130,8 +137,7 @@ def test_a_wrapper_that_keeps_the_step_method_still_sees_which_steps_are_skipped
 ) -> None:
     ends, skips = [], []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS["adamw"](model.parameters())
+        model, optimizer = network_and("adamw")
         scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
         if on and swapped_at == 0:
             swap(optimizer, clip=clip)
