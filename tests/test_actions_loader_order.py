@@ -174,14 +174,6 @@ def test_no_deeper_queue_lets_workers_that_stay_make_other_samples(rows: type[Ro
     assert equal(loop(make, LoaderPrefetch(), {1: on(4)}, stop_at=3), loop(make, stop_at=3))
 
 
-@settings(max_examples=1, database=None)
-@given(st.none())
-def start_hypothesis(_: None) -> None:
-    """Lets hypothesis add its own garbage collection callback before a test could be blamed for it."""
-
-
-start_hypothesis()
-
 SHAPES = st.fixed_dictionaries(
     {
         "batch_size": st.sampled_from([None, 1, 3, 4]),

@@ -7,7 +7,6 @@ import io
 from contextlib import suppress
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -18,13 +17,6 @@ from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.hooks._recorder import Recorder
 from tests.fakes import FakeClock, SlowOptimizer, measured
 from tests.hook_calls import SlowToPickle
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hypothesis_at_work() -> None:
-    """Hypothesis measures the garbage collector, too, from its first test on."""
-    given(st.none())(lambda nothing: None)()
-
 
 Program = tuple[Any, ...]
 """An instruction and what belongs to it, programs to run inside it among them."""

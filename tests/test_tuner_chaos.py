@@ -148,20 +148,6 @@ QUICK = settings(max_examples=6, derandomize=True, phases=[Phase.generate], **CO
 LONG = settings(max_examples=100, phases=[Phase.generate, Phase.shrink], **COMMON)
 
 
-def start_hypothesis() -> None:
-    """Lets hypothesis add its own garbage collection callback before a test could be blamed for it."""
-
-    @settings(max_examples=1, database=None)
-    @given(st.none())
-    def nothing(_: None) -> None:
-        """Nothing."""
-
-    nothing()
-
-
-start_hypothesis()
-
-
 @QUICK
 @given(cases(0))
 def test_whatever_of_ours_fails_a_script_trains_as_it_does_alone(case: Case) -> None:
