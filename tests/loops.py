@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from diagnose.actions.base import Action
 from diagnose.core.job import Job
+from tests.running import comes_true
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -175,12 +176,7 @@ def equal(one: Any, other: Any) -> bool:
 
 def children_end() -> bool:
     """Whether all child processes end in time, and leave no zombie."""
-    until = time.monotonic() + 20
-    while multiprocessing.active_children():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
+    return comes_true(lambda: not multiprocessing.active_children())
 
 
 @pytest.fixture

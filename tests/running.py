@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,14 @@ def run_in_terminal(*command: object, cwd: Path, keys: Mapping[str, str]) -> End
     os.close(terminal)
     text = output.decode().replace("\r\n", "\n")
     return Ended(code=os.waitstatus_to_exitcode(status), stdout=text, stderr="")
+
+
+def comes_true(holds: Callable[[], object], within_s: float = 30) -> bool:
+    """Whether something becomes true in time, on a machine under load, too."""
+    deadline = time.monotonic() + within_s
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(held)
 
 
 def has_ended(pid: int, within_s: float) -> bool:

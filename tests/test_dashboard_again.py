@@ -26,6 +26,7 @@ from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import State
 from tests.following import WAIT_S, followed, quickly, until
 from tests.recorded import manifest, record, steps, writer
+from tests.running import comes_true
 
 GOES_ON = {"ended_unix": None, "exit_code": None}
 
@@ -42,13 +43,6 @@ class Asked(Analyst):
 
     def compare(self, before: Path, after: Path, told: Callable[..., None]) -> None:
         self.waiting.append(told)
-
-
-def comes_true(holds: Callable[[], object]) -> bool:
-    end = time.monotonic() + WAIT_S
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(holds())
 
 
 def recorded(folder: Path, num_steps: int, **facts: Any) -> Path:

@@ -23,6 +23,7 @@ from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import State
 from tests.following import WAIT_S, until
 from tests.recorded import manifest, record, steps, writer
+from tests.running import comes_true
 
 GOES_ON = {"started_unix": time.time(), "ended_unix": None, "exit_code": None}
 
@@ -190,10 +191,7 @@ def test_a_run_that_comes_ends_or_is_deleted_is_so_in_the_list(tmp_path: Path) -
         manifest(folder, **here, exit_code=3)
         listed(source, lambda rows: rows[0].words == "ended (exit 3)")
         shutil.rmtree(folder)
-        end = time.monotonic() + WAIT_S
-        while source.runs() and time.monotonic() < end:
-            time.sleep(0.02)
-        assert source.runs() == ()
+        assert comes_true(lambda: source.runs() == ())
     finally:
         quickly.stop()
         source.close()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from diagnose.report import to_html
 from tests.browsing import barriers, fits, go, launched, name_of, needs_browser, new_tab, shoot
 from tests.recorded import manifest, record
-from tests.running import REPOSITORY
+from tests.running import REPOSITORY, comes_true
 from tests.test_report_html import TUNED
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
@@ -121,14 +121,6 @@ def calls_within(site: Site, page: Page, seconds: float) -> int:
     before = len(site.calls)
     page.wait_for_timeout(1000 * seconds)
     return len(site.calls) - before
-
-
-def comes_true(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 30
-    while not holds():
-        if time.monotonic() > end:
-            return False
-    return True
 
 
 def test_the_page_of_a_run_that_is_over_asks_for_nothing_any_more(site: Site, page: Page) -> None:

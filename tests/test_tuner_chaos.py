@@ -23,9 +23,9 @@ from tests.chaos import (
     OF_THE_PROCESS,
     Fault,
     Injected,
-    no_worker_is_left,
     run_tuned,
 )
+from tests.loops import children_end
 from tests.running import DIAGNOSE, PLAIN, write
 from tests.short_script import STEPS, Ending, Script, run
 
@@ -89,7 +89,7 @@ def assert_unharmed(case: Case) -> Ending:
     assert ending.samples == expected.samples
     assert ending.left == expected.left
     assert ending.left_in_the_job == [{}, [], []]
-    assert no_worker_is_left()
+    assert children_end()
     safeties = {ACTIONS[name].safety for name in case.names}
     if safeties == {Safety.EXACT}:
         assert torch.equal(ending.random, expected.random)
