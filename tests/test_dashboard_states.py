@@ -113,7 +113,7 @@ def test_every_state_is_drawn_without_barriers_on_a_phone_in_the_dark(
     expect(page.locator("#page")).to_contain_text(words)
     assert page.evaluate("document.documentElement.dataset.mantineColorScheme") == "dark"
     assert barriers(page) == []
-    assert fits(page, 390)
+    assert fits(page)
     shoot(page, f"state-{name_of(address)}-390-dark")
 
 
@@ -154,6 +154,6 @@ def test_a_report_opens_from_its_file_alone(browser: Browser, tmp_path: Path, in
         expect(drawn.first).to_be_visible()
         expect(page.locator("body")).to_contain_text("1.5x (1.2 to 1.8)")
         assert barriers(page) == []
-        assert fits(page, 390)
+        assert fits(page)
         shoot(page, f"report-{'interactive' if interactive else 'drawn'}-390-dark")
     assert problems == [], "it asked for nothing, and its policy forbade nothing that it does"
