@@ -24,6 +24,15 @@ for _number, _usual in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
 
+pytest.register_assert_rewrite(
+    # They hold fixtures, and are imported by tests before pytest takes them for plugins.
+    "tests.compiled",
+    "tests.group_of_one",
+    "tests.kernels_on_cpu",
+    "tests.loops",
+    "tests.training_loops",
+)
+
 MODULES = (
     "safetensors.torch",
     "torch",
