@@ -22,7 +22,6 @@ from diagnose.gate.result import MachineState, MeasuredRun, Metric, Pair, Traini
 from diagnose.gate.words import change, sensitivity
 from diagnose.gate.worktrees import git as own_git
 from diagnose.gate.worktrees import (
-    moved_path,
     parse_range,
     repository_of,
     resolve_range,
@@ -319,12 +318,6 @@ def test_a_commit_that_looks_like_an_option_is_a_name(tmp_path: Path) -> None:
     repository(tmp_path, "print(1)")
     with pytest.raises(DiagnoseError, match="there is no commit '--upload-pack=x'"):
         resolve_range(tmp_path, "--upload-pack=x..HEAD")
-
-
-def test_import_paths_in_the_repository_move_to_the_worktree(tmp_path: Path) -> None:
-    repo, root = tmp_path / "repo", tmp_path / "base"
-    path = os.pathsep.join([str(repo / "src"), "/usr/lib/x", ""])
-    assert moved_path(path, repo, root) == os.pathsep.join([str(root / "src"), "/usr/lib/x", ""])
 
 
 def test_git_hears_the_users_settings_and_not_those_of_a_hook(
