@@ -53,7 +53,7 @@ GATHER_ROW_NS = 2000
 EVALUATION_AT, CHECKPOINT_AT, COLLECTION_AT = 1, 2, 3
 
 
-def plain_loop(steps: int, model: nn.Module, loader: DataLoader[Batch]) -> None:
+def plain_loop(model: nn.Module, loader: DataLoader[Batch]) -> None:
     """A loop over a DataLoader, with all that comes once in a while."""
     criterion = nn.CrossEntropyLoss()
     optimizer = OwnSGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -94,18 +94,18 @@ def plain_loop(steps: int, model: nn.Module, loader: DataLoader[Batch]) -> None:
 
 
 def loader_loop(steps: int) -> None:
-    plain_loop(steps, Classifier(), DataLoader(Rows(steps), BATCH_SIZE, collate_fn=collate))
+    plain_loop(Classifier(), DataLoader(Rows(steps), BATCH_SIZE, collate_fn=collate))
 
 
 def iterable_loop(steps: int) -> None:
-    plain_loop(steps, Classifier(), DataLoader(Stream(steps), BATCH_SIZE, collate_fn=collate))
+    plain_loop(Classifier(), DataLoader(Stream(steps), BATCH_SIZE, collate_fn=collate))
 
 
 def workers_loop(steps: int) -> None:
     loader = DataLoader(
         TimedRows(steps), BATCH_SIZE, collate_fn=collate, num_workers=2, multiprocessing_context="fork"
     )
-    plain_loop(steps, Classifier(), loader)
+    plain_loop(Classifier(), loader)
 
 
 def get_batch_loop(steps: int) -> None:

@@ -83,16 +83,57 @@ def make_waves(folder: Path) -> None:
     torch.save(np.sin((np.arange(60) + start_N1) / 20), folder / "traindata.pt")
 
 
-def own_example(script: str, arguments: str, steps: int, **more: object) -> Case:
+def own_example(script: str, arguments: str, steps: int, launch: Launch = Launch.PYTHON) -> Case:
     """Makes the case of one of our examples."""
-    launch: Launch = more.get("launch", Launch.PYTHON)  # type: ignore[assignment]
     return Case(
         name=f"examples/{script}{launch.suffix}",
         script=f"examples/{script}",
-        arguments=f"{arguments} --save-weights weights.pt".strip(),
+        arguments=f"{arguments} --save-weights weights.pt",
         steps=steps,
         weights=("weights.pt",),
-        **more,  # type: ignore[arg-type]
+        launch=launch,
+    )
+
+
+def nanogpt(name: str, arguments: str, environment: Mapping[str, str]) -> Case:
+    """Makes a case of nanoGPT's training, on a CPU."""
+    return Case(
+        name=f"nanoGPT train.py{name}",
+        source=NANOGPT,
+        folder=".",
+        script="train.py",
+        arguments=f"{NANOGPT_ARGUMENTS} {arguments}",
+        steps=61,
+        weights=("out/ckpt.pt",),
+        environment=environment,
+        varies=r"time [\d.]+ms, mfu -?[\d.]+%",
+        prepare=make_tokens,
+    )
+
+
+def hf_trainer(name: str, arguments: str, steps: int, launch: Launch = Launch.PYTHON) -> Case:
+    """Makes a case of the Trainer of transformers."""
+    return Case(
+        name=f"Hugging Face Trainer{name}{launch.suffix}",
+        script="benchmarks/foreign/hf_trainer.py",
+        arguments=arguments,
+        steps=steps,
+        weights=("out/weights.pt", f"out/checkpoint-{steps}/model.safetensors"),
+        requires=("transformers", "accelerate"),
+        varies=r"'(train|eval)_(runtime|\w+_per_second)': '[^']+'",
+        launch=launch,
+    )
+
+
+def lightning(name: str, arguments: str, steps: int) -> Case:
+    """Makes a case of Lightning's Trainer."""
+    return Case(
+        name=f"Lightning Trainer{name}",
+        script="benchmarks/foreign/lightning_trainer.py",
+        arguments=arguments,
+        steps=steps,
+        weights=("out/final.ckpt",),
+        requires=("lightning",),
     )
 
 
@@ -101,9 +142,7 @@ NANOGPT_ARGUMENTS = (
     "--n_embd=64 --gradient_accumulation_steps=2 --max_iters=60 --lr_decay_iters=60 --warmup_iters=5 "
     "--eval_interval=20 --eval_iters=5 --log_interval=10"
 )
-NANOGPT_VARIES = r"time [\d.]+ms, mfu -?[\d.]+%"
 IMAGENET_VARIES = r"(Time|Data) +[\d.]+ \( *[\d.]+\)"
-TRAINER_VARIES = r"'(train|eval)_(runtime|\w+_per_second)': '[^']+'"
 PICTURES = {"PYTHONPATH": str(STANDINS), "STANDIN_PICTURES": "1024"}
 
 CASES = (
@@ -114,32 +153,15 @@ CASES = (
     own_example("tabular_mlp.py", "--rows 12000 --epochs 2", 170),
     own_example("gan.py", "--images 2048", 128),
     own_example("ddp.py", "--waves 3200", 300),
-    own_example("ddp.py", "--waves 3200", 150, launch=Launch.TORCHRUN_OUTSIDE),
-    own_example("ddp.py", "--waves 3200", 150, launch=Launch.TORCHRUN_INSIDE),
-    own_example("ddp.py", "--waves 3200", 150, launch=Launch.TORCHRUN_AS_MODULE),
-    Case(
-        name="nanoGPT train.py",
-        source=NANOGPT,
-        folder=".",
-        script="train.py",
-        arguments=f"{NANOGPT_ARGUMENTS} --compile=False",
-        steps=61,
-        weights=("out/ckpt.pt",),
-        varies=NANOGPT_VARIES,
-        prepare=make_tokens,
-    ),
-    Case(
-        name="nanoGPT train.py, compiled",
-        source=NANOGPT,
-        folder=".",
-        script="train.py",
-        arguments=f"{NANOGPT_ARGUMENTS} --compile=True",
-        steps=61,
-        weights=("out/ckpt.pt",),
-        # One thread: the compiled gradient of an embedding adds atomically, in any order.
-        environment={"TORCHINDUCTOR_CACHE_DIR": "{folder}/inductor", "OMP_NUM_THREADS": "1"},
-        varies=NANOGPT_VARIES,
-        prepare=make_tokens,
+    own_example("ddp.py", "--waves 3200", 150, Launch.TORCHRUN_OUTSIDE),
+    own_example("ddp.py", "--waves 3200", 150, Launch.TORCHRUN_INSIDE),
+    own_example("ddp.py", "--waves 3200", 150, Launch.TORCHRUN_AS_MODULE),
+    nanogpt("", "--compile=False", {}),
+    # One thread: the compiled gradient of an embedding adds atomically, in any order.
+    nanogpt(
+        ", compiled",
+        "--compile=True",
+        {"TORCHINDUCTOR_CACHE_DIR": "{folder}/inductor", "OMP_NUM_THREADS": "1"},
     ),
     Case(
         name="pytorch/examples imagenet --dummy",
@@ -215,73 +237,14 @@ CASES = (
         weights=("weights.pt",),
         environment={"PYTHONPATH": str(STANDINS)},
     ),
-    Case(
-        name="Hugging Face Trainer",
-        script="benchmarks/foreign/hf_trainer.py",
-        steps=64,
-        weights=("out/weights.pt", "out/checkpoint-64/model.safetensors"),
-        requires=("transformers", "accelerate"),
-        varies=TRAINER_VARIES,
-    ),
-    Case(
-        name="Hugging Face Trainer, 3 micro-batches",
-        script="benchmarks/foreign/hf_trainer.py",
-        arguments="--accumulate 3",
-        steps=22,
-        weights=("out/weights.pt", "out/checkpoint-22/model.safetensors"),
-        requires=("transformers", "accelerate"),
-        varies=TRAINER_VARIES,
-    ),
-    Case(
-        name=f"Hugging Face Trainer{Launch.TORCHRUN_OUTSIDE.suffix}",
-        script="benchmarks/foreign/hf_trainer.py",
-        arguments="--epochs 3",
-        steps=48,
-        weights=("out/weights.pt", "out/checkpoint-48/model.safetensors"),
-        requires=("transformers", "accelerate"),
-        varies=TRAINER_VARIES,
-        launch=Launch.TORCHRUN_OUTSIDE,
-    ),
-    Case(
-        name="Hugging Face Trainer with DiagnoseCallback",
-        script="benchmarks/foreign/hf_trainer.py",
-        arguments="--callback runs",
-        steps=64,
-        weights=("out/weights.pt", "out/checkpoint-64/model.safetensors"),
-        requires=("transformers", "accelerate"),
-        varies=TRAINER_VARIES,
-    ),
-    Case(
-        name="Lightning Trainer",
-        script="benchmarks/foreign/lightning_trainer.py",
-        steps=112,
-        weights=("out/final.ckpt",),
-        requires=("lightning",),
-    ),
-    Case(
-        name="Lightning Trainer with DiagnoseCallback",
-        script="benchmarks/foreign/lightning_trainer.py",
-        arguments="--callback runs",
-        steps=112,
-        weights=("out/final.ckpt",),
-        requires=("lightning",),
-    ),
-    Case(
-        name="Lightning Trainer, 4 micro-batches",
-        script="benchmarks/foreign/lightning_trainer.py",
-        arguments="--accumulate 4",
-        steps=28,
-        weights=("out/final.ckpt",),
-        requires=("lightning",),
-    ),
-    Case(
-        name="Lightning Trainer, 2 optimizers by hand",
-        script="benchmarks/foreign/lightning_trainer.py",
-        arguments="--manual",
-        steps=112,
-        weights=("out/final.ckpt",),
-        requires=("lightning",),
-    ),
+    hf_trainer("", "", 64),
+    hf_trainer(", 3 micro-batches", "--accumulate 3", 22),
+    hf_trainer("", "--epochs 3", 48, Launch.TORCHRUN_OUTSIDE),
+    hf_trainer(" with DiagnoseCallback", "--callback runs", 64),
+    lightning("", "", 112),
+    lightning(" with DiagnoseCallback", "--callback runs", 112),
+    lightning(", 4 micro-batches", "--accumulate 4", 28),
+    lightning(", 2 optimizers by hand", "--manual", 112),
     Case(
         name="Accelerate loop, 2 micro-batches",
         script="benchmarks/foreign/accelerate_loop.py",

@@ -147,10 +147,10 @@ def drawn(page: Page) -> Drawn:
     )
 
 
-def fits(page: Page, width: int) -> bool:
+def fits(page: Page) -> bool:
     """Whether nothing sticks out at the side; the menu takes a moment to slide out."""
     for _ in range(100):
-        if page.evaluate("document.documentElement.scrollWidth") <= width:
+        if page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"):
             return True
         page.wait_for_timeout(50)
     return False

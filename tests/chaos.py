@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import builtins
 import itertools
-import multiprocessing
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,9 +41,6 @@ from tests.short_script import Ending, Script, run
 
 ACTIONS = plugins.discover(actions, Action)
 OURS, HOOKED = str(Path(diagnose.__file__).parent), str(Path(actions.__file__).parent)
-
-PATIENCE_S = 30.0
-"""Worker processes end beside the training."""
 
 NEVER_FAIL = (list, dict, deque, set, tuple, str)
 """Nor do functions that are built into Python."""
@@ -343,13 +338,3 @@ def failing(function: Callable[..., Any], fault: Fault, where: str) -> Callable[
         return function(*args, **kwargs)
 
     return call
-
-
-def no_worker_is_left() -> bool:
-    """Whether all processes that were started come to their end."""
-    until = time.monotonic() + PATIENCE_S
-    while multiprocessing.active_children():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True

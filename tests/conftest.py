@@ -24,6 +24,15 @@ for _number, _usual in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
 
+pytest.register_assert_rewrite(
+    # They hold fixtures, and are imported by tests before pytest takes them for plugins.
+    "tests.compiled",
+    "tests.group_of_one",
+    "tests.kernels_on_cpu",
+    "tests.loops",
+    "tests.training_loops",
+)
+
 MODULES = (
     "safetensors.torch",
     "torch",
@@ -132,7 +141,7 @@ def global_state() -> dict[str, object]:
         "environment": {
             key: os.environ[key] for key in os.environ if key.startswith(("DIAGNOSE_", "PYTHON"))
         },
-        "gc.callbacks": list(gc.callbacks),
+        "gc.callbacks": [call for call in gc.callbacks if not is_of_hypothesis(call)],
         "gc.get_threshold()": (gc.isenabled(), gc.get_threshold()),
         "kernel timers": timers.read_text() if timers.exists() else "",
         "sys.excepthook": sys.excepthook,
@@ -153,6 +162,11 @@ def is_ours(value: object) -> bool:
     except RuntimeError:  # a namespace of torch.classes, which takes every name for a class's
         return False
     return any(name in ("diagnose", "sitecustomize") or str(name).startswith("diagnose.") for name in names)
+
+
+def is_of_hypothesis(call: object) -> bool:
+    """Whether hypothesis, which times the collector from its first test on, has added this callback."""
+    return str(getattr(call, "__module__", "")).startswith("hypothesis.")
 
 
 def is_same(before: Mapping[str, object], after: Mapping[str, object]) -> bool:

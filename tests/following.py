@@ -36,10 +36,10 @@ def quickly() -> Iterator[None]:
 
 
 @contextmanager
-def followed(folder: Path) -> Iterator[Live]:
-    """Follows a run whose rules nobody asks."""
+def followed(folder: Path, analyst: Analyst | None = None) -> Iterator[Live]:
+    """Follows a run whose rules nobody asks, or this analyst."""
     with quickly():
-        live = Live(folder, NoAnalyst())
+        live = Live(folder, analyst or NoAnalyst())
         try:
             yield live
         finally:

@@ -1,6 +1,6 @@
 """Calls that take a known time, and the slots of the ledger that each belongs to, by hook.
 
-A module that imports `group_of_one` has the process group that some of them need.
+Some of them need the process group of `tests.group_of_one`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,6 @@ from torch.utils.data import DataLoader, Dataset
 from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer
 
 Call = Callable[[FakeClock], None]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group_of_one() -> Iterator[None]:
-    """A process group in which collectives can be called."""
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class SlowList(list[Any]):

@@ -77,6 +77,12 @@ def kernels_on_cpu(seed: int = 0, *, large_arguments: bool = False) -> Iterator[
                 swap.remove()
 
 
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    with kernels_on_cpu() as device:
+        yield device
+
+
 def without(stem: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes one kernel one that does not compile for this device."""
     compiled = device.resident_blocks
@@ -121,10 +127,22 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(50, 60), nn.Tanh(), nn.Linear(60, 3))
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, scale: float = 1.0) -> None:
+def network_and(name: str) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """A network and the optimizer of that name."""
+    model = network()
+    return model, MAKERS[name](model.parameters())
+
+
+def loss_of(model: nn.Module, number: int) -> torch.Tensor:
+    """Over images that are the same for the same number."""
     image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
+    loss: torch.Tensor = model(image).square().mean()
+    return loss
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, scale: float = 1.0) -> None:
     optimizer.zero_grad()
-    (model(image).square().mean() * scale).backward()
+    (loss_of(model, number) * scale).backward()
     optimizer.step()
 
 

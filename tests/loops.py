@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +11,13 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from diagnose.actions.base import Action
 from diagnose.core.job import Job
+from tests.running import comes_true
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -163,6 +166,23 @@ def loop(
     yield torch.get_rng_state()
     if loader.generator is not None:
         yield loader.generator.get_state()
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two loops yielded the same."""
+    left, right = list(one), list(other)
+    return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def children_end() -> bool:
+    """Whether all child processes end in time, and leave no zombie."""
+    return comes_true(lambda: not multiprocessing.active_children())
+
+
+@pytest.fixture
+def no_child_is_left() -> Iterator[None]:
+    yield
+    assert children_end(), multiprocessing.active_children()
 
 
 class Noisy(Rows):

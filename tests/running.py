@@ -6,12 +6,13 @@ import fcntl
 import os
 import pty
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,37 @@ def finish(process: subprocess.Popen[str]) -> Ended:
     return Ended(code=process.returncode, stdout=stdout, stderr=stderr)
 
 
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def run_ranks(*command: str, num_ranks: int = 2) -> list[Ended]:
+    """Runs what the interpreter is told once for each rank, to their good ends."""
+    place = environment(
+        WORLD_SIZE=str(num_ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=free_port(),
+        OMP_NUM_THREADS="1",
+    )
+    processes = [
+        subprocess.Popen(
+            [*PLAIN, *command],
+            cwd=REPOSITORY,
+            env={**place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+    ended = [finish(process) for process in processes]
+    for each in ended:
+        assert each.code == 0, each.stderr
+    return ended
+
+
 def run_in_terminal(*command: object, cwd: Path, keys: Mapping[str, str]) -> Ended:
     """Runs a command in the foreground of a terminal of its own; presses a key after each of some words."""
     words = [str(part) for part in command]
@@ -101,6 +133,14 @@ def run_in_terminal(*command: object, cwd: Path, keys: Mapping[str, str]) -> End
     os.close(terminal)
     text = output.decode().replace("\r\n", "\n")
     return Ended(code=os.waitstatus_to_exitcode(status), stdout=text, stderr="")
+
+
+def comes_true(holds: Callable[[], object], within_s: float = 30) -> bool:
+    """Whether something becomes true in time, on a machine under load, too."""
+    deadline = time.monotonic() + within_s
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(held)
 
 
 def has_ended(pid: int, within_s: float) -> bool:
@@ -128,3 +168,12 @@ def only_run(folder: Path) -> Path:
     """The one run recorded under `folder`."""
     (run_folder,) = (folder / ".diagnose" / "runs").iterdir()
     return run_folder
+
+
+def recorded(folder: Path, script: str, *arguments: object, num_ranks: int = 1) -> Path:
+    """Runs a script of a few lines under `diagnose`, to its good end; returns the run's folder."""
+    ranks = ("--nproc-per-node", num_ranks) if num_ranks > 1 else ()
+    path = write(folder / "train.py", script)
+    ended = run(*DIAGNOSE, "--quiet", *ranks, path, *arguments, cwd=folder)
+    assert ended.code == 0, ended.stderr
+    return only_run(folder)

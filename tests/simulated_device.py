@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.fakes import FakeClock
+
 US = 1_000
 MS = 1_000_000
 
@@ -234,3 +236,16 @@ class SimulatedDevice:
 def nothing_broke(function: Any) -> None:
     """Where a test expects no exception of ours."""
     raise AssertionError(f"{function} broke")
+
+
+class SharedClock(FakeClock):
+    """The time of the host's hooks and of the simulated device is one."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self.device = device
+
+    def __call__(self) -> int:
+        return self.device.now_ns
+
+    def spend(self, time_ns: int) -> None:
+        self.device.now_ns += time_ns

@@ -215,3 +215,8 @@ def train(machine: Machine, control: Controller, steps: int) -> None:
         if not control.rests(machine.steps):
             machine.boundaries += 1
             control.boundary(machine.steps, aside=False)
+
+
+def train_until(machine: Machine, control: Controller, state: str) -> None:
+    while control.state != state:
+        train(machine, control, 1)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -212,42 +210,23 @@ def test_garbage_of_one_long_step_is_collected_before_its_end() -> None:
         del kept
 
 
-@contextmanager
-def collector_off() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@contextmanager
-def threshold_of_none() -> Iterator[None]:
-    """The usual way to switch it off for good."""
-    before = gc.get_threshold()
-    gc.set_threshold(0)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-@contextmanager
-def collector_frozen() -> Iterator[None]:
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 @pytest.mark.parametrize(
     "theirs, reason",
-    [(collector_off, "switched"), (threshold_of_none, "switched"), (collector_frozen, "frozen")],
+    [(gc.disable, "switched"), (lambda: gc.set_threshold(0), "switched"), (gc.freeze, "frozen")],
+    ids=["off", "off for good", "frozen"],
 )
-def test_a_script_that_cares_for_the_collector_itself_is_left_alone(theirs: Any, reason: str) -> None:
-    with theirs(), pytest.raises(CannotApply, match=reason):
-        GcFreeze().check(Job())
+def test_a_script_that_cares_for_the_collector_itself_is_left_alone(
+    theirs: Callable[[], None], reason: str
+) -> None:
+    before = gc.get_threshold()
+    theirs()
+    try:
+        with pytest.raises(CannotApply, match=reason):
+            GcFreeze().check(Job())
+    finally:
+        gc.enable()
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def test_thresholds_of_the_scripts_own_come_back() -> None:

@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +19,9 @@ from diagnose.actions.base import CannotApply
 from diagnose.actions.regional_compile import RegionalCompile
 from diagnose.core.job import Job
 from tests.toggled import assert_close, assert_equal, tuned, weights
+
+pytest_plugins = ("tests.compiled",)
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 
 
 class Block(nn.Module):
@@ -43,24 +45,6 @@ class Deep(nn.Module):
         for block in self.blocks:
             x_BD = block(x_BD)
         return self.head(x_BD)
-
-
-@pytest.fixture(autouse=True)
-def fresh_graphs() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamo as it is, and graphs that run in eager mode: no C++ is compiled."""
-
-    def backend(self: Compiler, graph: Any, inputs: Any) -> Any:
-        self.num_graphs += 1
-        return graph
-
-    monkeypatch.setattr(Compiler, "_backend", backend)
 
 
 def loop(model: nn.Module, optimizer: Any, num_steps: int = 10, sizes: tuple[int, ...] = (4,)) -> None:

@@ -11,29 +11,13 @@ import torch
 from torch import nn
 
 from diagnose.actions._blocks import blocks
-from diagnose.actions._compiled import Compiler
 from diagnose.actions.base import CannotApply
 from diagnose.actions.regional_compile import RegionalCompile
 from diagnose.core.job import Job
 from tests.test_actions_compile import Block, Deep
 
-
-@pytest.fixture(autouse=True)
-def fresh_graphs() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamo as it is, and graphs that run in eager mode: no C++ is compiled."""
-
-    def backend(self: Compiler, graph: Any, inputs: Any) -> Any:
-        self.num_graphs += 1
-        return graph
-
-    monkeypatch.setattr(Compiler, "_backend", backend)
+pytest_plugins = ("tests.compiled",)
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 
 
 class Stage(nn.Sequential):

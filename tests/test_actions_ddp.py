@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +24,9 @@ from diagnose.actions.no_sync import NoSync
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from tests.loops import begin
-from tests.running import PLAIN, REPOSITORY, environment
-from tests.test_tuner_ranks import free_port
+from tests.running import run_ranks
+
+pytest_plugins = ("tests.group_of_one",)
 
 BUCKETS, LOOKS_FOR_UNUSED, IS_STATIC, HOOK = range(4)
 """What a reducer says of itself."""
@@ -35,24 +35,7 @@ BUCKETS, LOOKS_FOR_UNUSED, IS_STATIC, HOOK = range(4)
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
     """What each of two ranks printed."""
-    place = environment(
-        WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), OMP_NUM_THREADS="1"
-    )
-    processes = [
-        subprocess.Popen(
-            [*PLAIN, "-m", "tests.scripts.ddp_actions"],
-            cwd=REPOSITORY,
-            env={**place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    printed = [process.communicate(timeout=100) for process in processes]
-    for process, (_, stderr) in zip(processes, printed, strict=True):
-        assert process.returncode == 0, stderr
-    return [json.loads(stdout) for stdout, _ in printed]
+    return [json.loads(ended.stdout) for ended in run_ranks("-m", "tests.scripts.ddp_actions")]
 
 
 @pytest.fixture
@@ -164,13 +147,6 @@ def only_look(step: int, number: int, model: nn.Module) -> None:
 
 
 PASSES, LATER = 3, 8
-
-
-@pytest.fixture(scope="module")
-def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def accumulated(between: Callable[[int, int, nn.Module], None], steps: int) -> tuple[Any, int, str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 
-from tests.running import PLAIN, REPOSITORY, environment
-from tests.test_tuner_ranks import free_port, train
+from tests.running import run_ranks
+from tests.test_tuner_ranks import train
 
 NAMES = ("ddp-fp16-hook", "ddp-fp16-scaled-hook", "ddp-int8-hook", "ddp-power-sgd-hook", "ddp-top-k-hook")
 
@@ -19,25 +18,9 @@ each_hook = pytest.mark.parametrize("name", NAMES)
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
     """What each of two ranks printed."""
-    place = environment(
-        WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), OMP_NUM_THREADS="1"
-    )
-    processes = [
-        subprocess.Popen(
-            [*PLAIN, "-m", "tests.scripts.ddp_compression"],
-            cwd=REPOSITORY,
-            env={**place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    printed = [process.communicate(timeout=100) for process in processes]
-    for process, (_, stderr) in zip(processes, printed, strict=True):
-        assert process.returncode == 0, stderr
-        assert "Warning" not in stderr
-    return [json.loads(stdout) for stdout, _ in printed]
+    ended = run_ranks("-m", "tests.scripts.ddp_compression")
+    assert not any("Warning" in each.stderr for each in ended)
+    return [json.loads(each.stdout) for each in ended]
 
 
 @pytest.fixture

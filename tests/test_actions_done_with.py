@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,6 +18,8 @@ from diagnose.core.job import Job
 from diagnose.tuner.installed import Installed
 from tests.kernels_on_cpu import kernels_on_cpu
 from tests.test_actions import ACTIONS, Residual, Running
+
+pytest_plugins = ("tests.group_of_one",)
 
 HUNG = [
     "activation-checkpointing",
@@ -170,13 +171,6 @@ def test_what_is_hung_on_blocks_stays_where_the_same_ones_are_wrapped_anew(name)
     del net
     assert installed.is_over()
     installed.remove()
-
-
-@pytest.fixture(scope="module")
-def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Wrapped:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import signal
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +16,12 @@ from diagnose.actions.base import CannotApply
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.actions.loader_workers_reseeded import LoaderWorkersReseeded
 from diagnose.core.job import Job
-from tests.loops import Rows, Switch, begin, loop, on
+from tests.loops import Rows, Switch, begin, equal, loop, on
 from tests.test_actions_loader_faults import Faulty, fails
-from tests.test_actions_loader_order import KINDS, children_end, equal
+from tests.test_actions_loader_order import KINDS
 
-
-@pytest.fixture(autouse=True)
-def no_child_is_left() -> Iterator[None]:
-    yield
-    assert children_end(), multiprocessing.active_children()
+pytest_plugins = ("tests.loops",)
+pytestmark = pytest.mark.usefixtures("no_child_is_left")
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -18,9 +18,8 @@ from diagnose.actions._loader_samples import copied
 from diagnose.actions.base import CannotApply
 from diagnose.actions.dataset_cache import DatasetCache
 from diagnose.core.job import Job
-from tests.loops import Log, Noisy, Plan, Rows, Switch, begin, close, loop, off, on
+from tests.loops import Log, Noisy, Plan, Rows, Switch, begin, close, equal, loop, off, on
 from tests.test_actions_loader_checks import Caching, Records, as_they_are
-from tests.test_actions_loader_order import equal
 from tests.toggled import assert_equal, tuned, weights
 
 

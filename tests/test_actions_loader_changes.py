@@ -21,13 +21,9 @@ from diagnose.core.job import Job
 from tests.loops import Rows, Switch, begin
 from tests.test_actions_loader_cache import SecondEpoch
 from tests.test_actions_loader_exact import takes_a_shard
-from tests.test_actions_loader_order import children_end
 
-
-@pytest.fixture(autouse=True)
-def no_child_is_left() -> Iterator[None]:
-    yield
-    assert children_end()
+pytest_plugins = ("tests.loops",)
+pytestmark = pytest.mark.usefixtures("no_child_is_left")
 
 
 SIZES = {"add": 0.0}
@@ -69,74 +65,29 @@ class Collating:
 
 Change = Callable[[Made, Collating, float], None]
 
-
-def set_of_module(dataset: Made, collate: Collating, to: float) -> None:
-    SIZES["add"] = to
-
-
-def set_of_class(dataset: Made, collate: Collating, to: float) -> None:
-    Made.of_class = to
-
-
-def set_collate(dataset: Made, collate: Collating, to: float) -> None:
-    collate.add = to
-
-
-def set_label(dataset: Made, collate: Collating, to: float) -> None:
-    dataset.labels[17] = to
-
-
-def set_pair(dataset: Made, collate: Collating, to: float) -> None:
-    dataset.pairs[17] = ("row", to)
-
-
-def set_by_name(dataset: Made, collate: Collating, to: float) -> None:
-    dataset.by_name["17"][0] = to
-
-
-def set_array(dataset: Made, collate: Collating, to: float) -> None:
-    dataset.array[17, 3] = to
-
-
-def set_nested(dataset: Made, collate: Collating, to: float) -> None:
-    dataset.nested[0]["deep"][0] = to
-
-
-def set_frame(dataset: Made, collate: Collating, to: float) -> None:
-    dataset.frame.loc[17, "shift"] = to
-
-
-def set_column(dataset: Made, collate: Collating, to: float) -> None:
-    dataset.frame["shift"] = np.full(37, to)
-
-
-def set_text(dataset: Made, collate: Collating, to: float) -> None:
-    dataset.frame.loc[17, "name"] = "x" * int(to)
-
-
-def set_shared(dataset: Made, collate: Collating, to: float) -> None:
-    dataset.shared[17] = to
-
-
-CHANGES = [
-    set_of_module,
-    set_of_class,
-    set_collate,
-    set_label,
-    set_pair,
-    set_by_name,
-    set_array,
-    set_nested,
-    set_frame,
-    set_column,
-    set_text,
-    set_shared,
-]
+CHANGES = (
+    "SIZES['add'] = to",
+    "Made.of_class = to",
+    "collate.add = to",
+    "dataset.labels[17] = to",
+    "dataset.pairs[17] = ('row', to)",
+    "dataset.by_name['17'][0] = to",
+    "dataset.array[17, 3] = to",
+    "dataset.nested[0]['deep'][0] = to",
+    "dataset.frame.loc[17, 'shift'] = to",
+    "dataset.frame['shift'] = np.full(37, to)",
+    "dataset.frame.loc[17, 'name'] = 'x' * int(to)",
+    "dataset.shared[17] = to",
+)
+"""What a script does between two epochs, or in a step."""
 
 
 @pytest.fixture(params=CHANGES)
 def change(request: pytest.FixtureRequest) -> Iterator[Change]:
-    yield request.param
+    def change(dataset: Made, collate: Collating, to: float) -> None:
+        exec(request.param, globals(), {"dataset": dataset, "collate": collate, "to": to})
+
+    yield change
     SIZES["add"] = Made.of_class = 0.0
 
 

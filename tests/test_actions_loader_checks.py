@@ -21,8 +21,7 @@ from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.actions.loader_workers_reseeded import LoaderWorkersReseeded
 from diagnose.core.job import Job
-from tests.loops import Rows, begin
-from tests.test_actions_loader_order import children_end
+from tests.loops import Rows, begin, children_end
 from tests.toggled import assert_equal, tuned, weights
 
 

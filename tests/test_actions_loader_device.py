@@ -24,8 +24,8 @@ from diagnose.actions.device_prefetch import DevicePrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.actions.pin_memory import PinMemory
 from diagnose.core.job import Job
-from tests.loops import Rows, Switch, begin, loop, off, on
-from tests.test_actions_loader_order import KINDS, children_end, equal
+from tests.loops import Rows, Switch, begin, children_end, equal, loop, off, on
+from tests.test_actions_loader_order import KINDS
 
 META = torch.device("meta")
 BATCH_BYTES = 4 * 2 * 4

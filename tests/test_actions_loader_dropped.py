@@ -15,9 +15,8 @@ from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.actions.persistent_workers import PersistentWorkers
 from diagnose.core.job import Job
-from tests.loops import Rows, Switch, begin
+from tests.loops import Rows, Switch, begin, children_end, equal
 from tests.test_actions_loader_cache import SecondEpoch
-from tests.test_actions_loader_order import children_end, equal
 
 
 class Collated(Rows):

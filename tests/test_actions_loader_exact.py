@@ -20,15 +20,11 @@ from diagnose.actions.base import Action, CannotApply
 from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.core.job import Job
-from tests.loops import Rows, Switch, begin, loop, on
+from tests.loops import Rows, Switch, begin, equal, loop, on
 from tests.test_actions_loader_checks import RandomPairs
-from tests.test_actions_loader_order import children_end, equal
 
-
-@pytest.fixture(autouse=True)
-def no_child_is_left() -> Iterator[None]:
-    yield
-    assert children_end()
+pytest_plugins = ("tests.loops",)
+pytestmark = pytest.mark.usefixtures("no_child_is_left")
 
 
 # -- what a sample is made from besides its index

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,12 @@ from diagnose.actions._loader_pool import Pool
 from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.core.job import Job
-from tests.loops import Rows, Switch, begin, loop, off, on
-from tests.test_actions_loader_order import children_end, equal
+from tests.loops import Rows, Switch, begin, equal, loop, off, on
+
+pytest_plugins = ("tests.loops",)
+pytestmark = pytest.mark.usefixtures("no_child_is_left")
 
 HERE = os.getpid()
-
-
-@pytest.fixture(autouse=True)
-def no_child_is_left() -> Iterator[None]:
-    yield
-    assert children_end(), multiprocessing.active_children()
 
 
 class Faulty(Rows):

@@ -6,7 +6,7 @@ import copy
 import os
 import pickle
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,14 +21,10 @@ from diagnose.actions._loader_parts import Watch
 from diagnose.actions.base import CannotApply
 from diagnose.actions.persistent_workers import PersistentWorkers
 from diagnose.core.job import Job
-from tests.loops import Noisy, Plan, Rows, Switch, begin, close, loop, off, on
-from tests.test_actions_loader_order import children_end, equal
+from tests.loops import Noisy, Plan, Rows, Switch, begin, children_end, close, equal, loop, off, on
 
-
-@pytest.fixture(autouse=True)
-def no_child_is_left() -> Iterator[None]:
-    yield
-    assert children_end()
+pytest_plugins = ("tests.loops",)
+pytestmark = pytest.mark.usefixtures("no_child_is_left")
 
 
 class Opening(Noisy):

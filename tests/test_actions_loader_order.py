@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +15,7 @@ from diagnose.actions.base import Action, CannotApply
 from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.core.job import Job
-from tests.loops import Noisy, Plan, Rows, Switch, begin, close, loop, off, on
+from tests.loops import Noisy, Plan, Rows, Switch, begin, children_end, close, equal, loop, off, on
 
 Make = Callable[[], "DataLoader[Any]"]
 
@@ -82,22 +80,6 @@ PLANS: dict[str, Plan] = {
     "out at once": {2: on(3), 4: close, 5: on(1), 6: close, 13: on(3)},
     "to the end": {1: on(3)},
 }
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Whether two loops yielded the same."""
-    left, right = list(one), list(other)
-    return len(left) == len(right) and all(map(torch.equal, left, right))
-
-
-def children_end(within_s: float = 20.0) -> bool:
-    """Whether all child processes end in time, and leave no zombie."""
-    until = time.monotonic() + within_s
-    while multiprocessing.active_children():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -191,14 +173,6 @@ def test_no_deeper_queue_lets_workers_that_stay_make_other_samples(rows: type[Ro
     make = lambda: DataLoader(rows(), 4, num_workers=1)  # noqa: E731
     assert equal(loop(make, LoaderPrefetch(), {1: on(4)}, stop_at=3), loop(make, stop_at=3))
 
-
-@settings(max_examples=1, database=None)
-@given(st.none())
-def start_hypothesis(_: None) -> None:
-    """Lets hypothesis add its own garbage collection callback before a test could be blamed for it."""
-
-
-start_hypothesis()
 
 SHAPES = st.fixed_dictionaries(
     {

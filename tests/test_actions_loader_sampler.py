@@ -16,8 +16,7 @@ from diagnose.actions.fork_continuation import ForkContinuation
 from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.core.job import Job
-from tests.loops import Noisy, Rows, Switch, begin, loop, on
-from tests.test_actions_loader_order import children_end, equal
+from tests.loops import Noisy, Rows, Switch, begin, children_end, equal, loop, on
 
 
 class Endless(Sampler[list[int]]):

@@ -18,8 +18,7 @@ from diagnose.actions.base import Action, CannotApply
 from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.core.job import Job
-from tests.loops import Rows, begin
-from tests.test_actions_loader_order import children_end
+from tests.loops import Rows, begin, children_end
 
 
 def counted(cores: int, monkeypatch: pytest.MonkeyPatch, *, cpu_s: float, now: int = 0) -> list[int]:

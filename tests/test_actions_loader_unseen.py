@@ -11,7 +11,7 @@ import multiprocessing
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.managers import Token
 from pathlib import Path
@@ -32,13 +32,9 @@ from diagnose.actions.persistent_workers import PersistentWorkers
 from diagnose.core.job import Job
 from tests.loops import Rows, Switch, begin
 from tests.test_actions_loader_cache import SecondEpoch
-from tests.test_actions_loader_order import children_end
 
-
-@pytest.fixture(autouse=True)
-def no_child_is_left() -> Iterator[None]:
-    yield
-    assert children_end()
+pytest_plugins = ("tests.loops",)
+pytestmark = pytest.mark.usefixtures("no_child_is_left")
 
 
 Compiled: Any = type("PyDataFrame", (), {"__slots__": ("shift",), "__module__": "builtins"})
@@ -184,84 +180,40 @@ def frames() -> Any:
     return pd.DataFrame({"label": np.zeros(50), "name": ["a"] * 50, "at": pd.Timestamp("2020-01-01")})
 
 
-def write_frame(frame: Any) -> None:
-    frame.loc[17, "label"] = 1.0
-
-
-def add_column(frame: Any) -> None:
-    frame["weight"] = 1.0
-
-
-def replace_column(frame: Any) -> None:
-    frame["label"] = np.zeros(50)
-
-
-def write_text(frame: Any) -> None:
-    frame.loc[17, "name"] = "b"
-
-
-def write_time(frame: Any) -> None:
-    frame.loc[17, "at"] = pd.Timestamp("2021-01-01")
-
-
-def write_first(items: Any) -> None:
-    write_frame(items[0])
-
-
-def set_17(items: Any) -> None:
-    items[17] = 1
-
-
-def set_label(items: Any) -> None:
-    items[17].label = 1.0
-
-
-def set_key(items: Any) -> None:
-    items[17]["label"] = 1.0
-
-
-def set_late(items: Any) -> None:
-    items[17][900] = 1.0
-
-
-def set_field(value: Any) -> None:
-    value.value = 1.0
-
-
-SEEN: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
-    "a DataFrame": (frames, write_frame),
-    "a new column": (frames, add_column),
-    "another column": (frames, replace_column),
-    "a column of text": (frames, write_text),
-    "a column of times": (frames, write_time),
+SEEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "a DataFrame": (frames, "table.loc[17, 'label'] = 1.0"),
+    "a new column": (frames, "table['weight'] = 1.0"),
+    "another column": (frames, "table['label'] = np.zeros(50)"),
+    "a column of text": (frames, "table.loc[17, 'name'] = 'b'"),
+    "a column of times": (frames, "table.loc[17, 'at'] = pd.Timestamp('2021-01-01')"),
     "a DataFrame of few types": (
         lambda: pd.DataFrame(np.zeros((50, 3)), columns=["label", "b", "c"]),
-        write_frame,
+        "table.loc[17, 'label'] = 1.0",
     ),
-    "a Series": (lambda: pd.Series(np.zeros(50)), set_17),
-    "categories": (lambda: pd.Categorical([1, 2] * 20), lambda codes: codes.__setitem__(17, 1)),
-    "missing values": (lambda: pd.array([0, 2] * 20, dtype="Int64"), set_17),
-    "many DataFrames": (lambda: [frames() for _ in range(40)], write_first),
-    "ctypes": (lambda: (ctypes.c_int * 40)(), set_17),
-    "a value of multiprocessing": (lambda: multiprocessing.Value("d", 0.0), set_field),
-    "an array of multiprocessing": (lambda: multiprocessing.Array("i", 40), set_17),
-    "shared memory": (lambda: memoryview(bytearray(40)), set_17),
-    "many arrays": (lambda: [np.zeros(1000) for _ in range(40)], set_late),
-    "an array that lies otherwise": (lambda: np.zeros((50, 40)).T, lambda a: a.__setitem__((17, 3), 1.0)),
-    "many settings": (lambda: [Settings() for _ in range(40)], set_key),
-    "many objects with slots": (lambda: [Slotted() for _ in range(40)], set_label),
-    "few objects with slots": (lambda: [Slotted() for _ in range(20)], set_label),
+    "a Series": (lambda: pd.Series(np.zeros(50)), "table[17] = 1"),
+    "categories": (lambda: pd.Categorical([1, 2] * 20), "table[17] = 1"),
+    "missing values": (lambda: pd.array([0, 2] * 20, dtype="Int64"), "table[17] = 1"),
+    "many DataFrames": (lambda: [frames() for _ in range(40)], "table[0].loc[17, 'label'] = 1.0"),
+    "ctypes": (lambda: (ctypes.c_int * 40)(), "table[17] = 1"),
+    "a value of multiprocessing": (lambda: multiprocessing.Value("d", 0.0), "table.value = 1.0"),
+    "an array of multiprocessing": (lambda: multiprocessing.Array("i", 40), "table[17] = 1"),
+    "shared memory": (lambda: memoryview(bytearray(40)), "table[17] = 1"),
+    "many arrays": (lambda: [np.zeros(1000) for _ in range(40)], "table[17][900] = 1.0"),
+    "an array that lies otherwise": (lambda: np.zeros((50, 40)).T, "table[17, 3] = 1.0"),
+    "many settings": (lambda: [Settings() for _ in range(40)], "table[17]['label'] = 1.0"),
+    "many objects with slots": (lambda: [Slotted() for _ in range(40)], "table[17].label = 1.0"),
+    "few objects with slots": (lambda: [Slotted() for _ in range(20)], "table[17].label = 1.0"),
 }
 
 
 @pytest.mark.parametrize(("make", "write"), SEEN.values(), ids=SEEN)
-def test_what_is_written_in_place_is_seen(make: Callable[[], Any], write: Callable[[Any], None]) -> None:
+def test_what_is_written_in_place_is_seen(make: Callable[[], Any], write: str) -> None:
     dataset = Rows()
     dataset.table = make()  # type: ignore[attr-defined]
     watch = Watch(dataset)
     assert not watch.unseen
     assert not watch.has_changed()
-    write(dataset.table)  # type: ignore[attr-defined]
+    exec(write, globals(), {"table": dataset.table})  # type: ignore[attr-defined]
     assert watch.has_changed()
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +14,7 @@ from diagnose.actions.base import CannotApply
 from diagnose.actions.oom_replay import OomReplay
 from diagnose.core.job import Job
 from tests.changed_training import Applied, Net, difference, job_of, same, train
-from tests.running import SCRIPTS, TIMEOUT_S, environment
+from tests.running import run_ranks
 
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
@@ -163,19 +160,9 @@ def test_replay_is_refused_on_a_cpu() -> None:
 
 
 @pytest.mark.extended
-def test_one_rank_replays_and_the_others_do_not_notice(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "replay_on_one_rank.py"), str(tmp_path / "store")],
-            env=environment(WORLD_SIZE="2", RANK=str(rank)),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    results = [line.split() for line in outputs[0].splitlines()]
+def test_one_rank_replays_and_the_others_do_not_notice() -> None:
+    first, _ = run_ranks("-m", "tests.scripts.replay_on_one_rank")
+    results = [line.split() for line in first.stdout.splitlines()]
     assert [(name, number) for name, number, *_ in results] == [
         (name, number) for number in ("1", "2") for name in ("segment", "pieces", "replay")
     ]

@@ -28,12 +28,8 @@ from diagnose.tuner.installed import Installed
 from tests.loops import Rows, begin
 from tests.toggled import ConvNet, always, assert_close, images, train, tuned, weights
 
-
-@pytest.fixture(autouse=True)
-def fresh_graphs() -> Any:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytest_plugins = ("tests.compiled",)
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ import torch
 from diagnose.actions._zero_peers import described, made, tensors
 from diagnose.actions._zero_shares import digest, split
 from diagnose.actions.zero_one import CLASSES
-from tests.running import PLAIN, REPOSITORY, SCRIPTS, environment
-from tests.test_tuner_ranks import free_port, train
+from tests.running import SCRIPTS, run_ranks
+from tests.test_tuner_ranks import train
 
 NAMES = (*(kind.__name__ for kind in CLASSES), "fused AdamW")
 APPLY = '[[action]]\nname = "zero-one"\n'
@@ -24,24 +23,7 @@ each_optimizer = pytest.mark.parametrize("name", NAMES)
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
     """What each of two ranks printed."""
-    place = environment(
-        WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), OMP_NUM_THREADS="1"
-    )
-    processes = [
-        subprocess.Popen(
-            [*PLAIN, "-m", "tests.scripts.zero_ranks"],
-            cwd=REPOSITORY,
-            env={**place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    printed = [process.communicate(timeout=100) for process in processes]
-    for process, (_, stderr) in zip(processes, printed, strict=True):
-        assert process.returncode == 0, stderr
-    return [json.loads(stdout) for stdout, _ in printed]
+    return [json.loads(ended.stdout) for ended in run_ranks("-m", "tests.scripts.zero_ranks")]
 
 
 @pytest.mark.extended

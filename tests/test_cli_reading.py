@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from diagnose.cli.main import main
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.store.writer import Writer
-from tests.running import environment
+from tests.running import run
 
 MS = 1_000_000
 
@@ -276,18 +275,12 @@ def test_compare_needs_two_runs(diagnose: Diagnose, two_runs: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["report", "runs", "compare", "status", "rules"])
-def test_help_of_the_reading_verbs_imports_nothing_heavy(verb: str) -> None:
+def test_help_of_the_reading_verbs_imports_nothing_heavy(tmp_path: Path, verb: str) -> None:
     code = (
         "import sys; from diagnose.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print(sorted({'numpy', 'pandas', 'torch', 'dash', 'plotly'} & set(sys.modules)))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code, verb, "--help"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ended.stdout.endswith("[]\n")
+    ended = run(sys.executable, "-c", code, verb, "--help", cwd=tmp_path)
+    assert ended.stdout.endswith("[]\n"), ended.stderr

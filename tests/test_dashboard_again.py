@@ -16,7 +16,6 @@ import pytest
 from diagnose.dashboards import _comparisons, _live
 from diagnose.dashboards._analyst import Analyst, Compared, analyse, compare
 from diagnose.dashboards._comparisons import Comparisons
-from diagnose.dashboards._live import Live
 from diagnose.dashboards._look_run import badge
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
@@ -24,8 +23,9 @@ from diagnose.dashboards._zoomed import Ranges
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import State
-from tests.following import WAIT_S, followed, quickly, until
+from tests.following import WAIT_S, followed, until
 from tests.recorded import manifest, record, steps, writer
+from tests.running import comes_true
 
 GOES_ON = {"ended_unix": None, "exit_code": None}
 
@@ -44,13 +44,6 @@ class Asked(Analyst):
         self.waiting.append(told)
 
 
-def comes_true(holds: Callable[[], object]) -> bool:
-    end = time.monotonic() + WAIT_S
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(holds())
-
-
 def recorded(folder: Path, num_steps: int, **facts: Any) -> Path:
     """A run in the place of what was there."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -63,31 +56,27 @@ def recorded(folder: Path, num_steps: int, **facts: Any) -> Path:
 
 def test_a_run_that_was_recorded_again_is_drawn_and_analysed_anew(tmp_path: Path) -> None:
     folder, analyst = recorded(tmp_path / "run", 400), Asked()
-    with quickly():
-        live = Live(folder, analyst)
-        try:
-            assert comes_true(lambda: analyst.waiting)
-            first = analyse(folder)
-            analyst.waiting.pop()(first)
-            assert until(live, lambda now: now.over).profile is first.profile
-            with (folder / "lost.txt").open("w") as file:
-                file.write("a full disk")
-            assert comes_true(lambda: analyst.waiting), "there is something new to say"
-            recorded(folder, 50, started="2026-11-21T11:00:00+00:00")
-            snapshot = until(live, lambda now: now.num_steps == 50)
-            assert (len(snapshot.recent), snapshot.overview.counts.sum()) == (50, 50)
-            assert snapshot.profile is None
-            analyst.waiting.pop(0)(first)  # which was asked for before, and comes too late
-            second = analyse(folder)
+    with followed(folder, analyst) as live:
+        assert comes_true(lambda: analyst.waiting)
+        first = analyse(folder)
+        analyst.waiting.pop()(first)
+        assert until(live, lambda now: now.over).profile is first.profile
+        with (folder / "lost.txt").open("w") as file:
+            file.write("a full disk")
+        assert comes_true(lambda: analyst.waiting), "there is something new to say"
+        recorded(folder, 50, started="2026-11-21T11:00:00+00:00")
+        snapshot = until(live, lambda now: now.num_steps == 50)
+        assert (len(snapshot.recent), snapshot.overview.counts.sum()) == (50, 50)
+        assert snapshot.profile is None
+        analyst.waiting.pop(0)(first)  # which was asked for before, and comes too late
+        second = analyse(folder)
 
-            def over(now: Snapshot) -> bool:
-                while analyst.waiting:
-                    analyst.waiting.pop(0)(second)
-                return now.over
+        def over(now: Snapshot) -> bool:
+            while analyst.waiting:
+                analyst.waiting.pop(0)(second)
+            return now.over
 
-            assert until(live, over).profile is second.profile
-        finally:
-            live.close()
+        assert until(live, over).profile is second.profile
 
 
 def test_a_range_is_of_the_run_that_is_there(tmp_path: Path) -> None:
@@ -107,40 +96,32 @@ def test_ranks_that_were_started_again_are_analysed_anew(tmp_path: Path) -> None
     facts = {"pid": os.getpid(), "host": socket.gethostname(), "started_unix": 1.0}
     folder = recorded(tmp_path / "run", 400, **GOES_ON, **facts)
     analyst, ranges = Asked(), Ranges()
-    with quickly():
-        live = Live(folder, analyst)
-        try:
-            assert comes_true(lambda: analyst.waiting)
-            analyst.waiting.pop()(analyse(folder))
-            snapshot = until(live, lambda now: now.profile is not None)
-            assert len(ranges.steps(live, snapshot, 0, 100, WAIT_S)[0]) == 100
-            with closing(writer(folder, 0, restart=1, **facts)) as file:
-                file.add_steps(steps(0, 30))
-                file.commit()
-            snapshot = until(live, lambda now: now.num_steps == 30)
-            assert snapshot.profile is None
-            assert comes_true(lambda: len(ranges.steps(live, snapshot, 0, 100, WAIT_S)[0]) == 30)
-            assert comes_true(lambda: analyst.waiting), "there is another run to say something of"
-        finally:
-            live.close()
+    with followed(folder, analyst) as live:
+        assert comes_true(lambda: analyst.waiting)
+        analyst.waiting.pop()(analyse(folder))
+        snapshot = until(live, lambda now: now.profile is not None)
+        assert len(ranges.steps(live, snapshot, 0, 100, WAIT_S)[0]) == 100
+        with closing(writer(folder, 0, restart=1, **facts)) as file:
+            file.add_steps(steps(0, 30))
+            file.commit()
+        snapshot = until(live, lambda now: now.num_steps == 30)
+        assert snapshot.profile is None
+        assert comes_true(lambda: len(ranges.steps(live, snapshot, 0, 100, WAIT_S)[0]) == 30)
+        assert comes_true(lambda: analyst.waiting), "there is another run to say something of"
 
 
 def test_a_run_whose_end_is_not_yet_analysed_is_no_alarm(tmp_path: Path) -> None:
     facts = {"pid": os.getpid(), "host": socket.gethostname(), "started_unix": 1.0}
     folder, analyst = recorded(tmp_path / "run", 400, **GOES_ON, **facts), Asked()
-    with quickly():
-        live = Live(folder, analyst)
-        try:
-            assert comes_true(lambda: analyst.waiting)
-            analyst.waiting.pop()(analyse(folder))
-            until(live, lambda now: now.profile is not None)
-            manifest(folder, ended_unix=time.time(), exit_code=0, **facts)
-            ended = until(live, lambda now: now.liveness.state is State.ENDED)
-            assert "alarm" not in badge(ended).className
-            failed = replace(ended.profile, run=replace(ended.profile.run, exit_code=3))
-            assert "alarm" in badge(replace(ended, over=True, profile=failed)).className
-        finally:
-            live.close()
+    with followed(folder, analyst) as live:
+        assert comes_true(lambda: analyst.waiting)
+        analyst.waiting.pop()(analyse(folder))
+        until(live, lambda now: now.profile is not None)
+        manifest(folder, ended_unix=time.time(), exit_code=0, **facts)
+        ended = until(live, lambda now: now.liveness.state is State.ENDED)
+        assert "alarm" not in badge(ended).className
+        failed = replace(ended.profile, run=replace(ended.profile.run, exit_code=3))
+        assert "alarm" in badge(replace(ended, over=True, profile=failed)).className
 
 
 # -- on another machine
@@ -150,11 +131,10 @@ def test_a_run_of_another_machine_is_analysed_as_seldom_as_one_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     analyst = Asked()
-    with closing(writer(manifest(tmp_path / "run", **GOES_ON))) as file, quickly():
+    with closing(writer(manifest(tmp_path / "run", **GOES_ON))) as file:
         file.add_steps(steps(0, 100))
         file.commit()
-        live = Live(tmp_path / "run", analyst)
-        try:
+        with followed(tmp_path / "run", analyst) as live:
             assert comes_true(lambda: analyst.waiting)
             analyst.waiting.pop()("not now")
             file.add_steps(steps(100, 100))
@@ -165,8 +145,6 @@ def test_a_run_of_another_machine_is_analysed_as_seldom_as_one_that_goes_on(
             assert not analyst.waiting
             monkeypatch.setattr(_live, "ANALYSE_EVERY_S", 0.0)
             assert comes_true(lambda: analyst.waiting)
-        finally:
-            live.close()
 
 
 # -- two runs

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from diagnose.report import to_json
 from diagnose.rules import diagnosed
 from tests.following import WAIT_S, quickly, until
 from tests.recorded import manifest, record
-from tests.running import REPOSITORY, has_ended
+from tests.running import REPOSITORY, comes_true, has_ended
 
 
 def test_the_analysis_is_the_report_to_the_digit_and_its_process_ends_with_the_server(
@@ -115,10 +114,7 @@ def test_an_analyst_that_nobody_asks_lets_its_process_go_and_starts_another(
             analyst.analyse(folder, lambda answer: told.set())
             assert told.wait(WAIT_S)
             processes.append(analyst._process)
-            end = time.monotonic() + WAIT_S
-            while processes[-1].is_alive() and time.monotonic() < end:
-                time.sleep(0.02)
-        assert not any(process.is_alive() for process in processes)
+            assert comes_true(lambda: not processes[-1].is_alive())
         assert processes[0] is not processes[1]
     finally:
         analyst.close()

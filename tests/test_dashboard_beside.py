@@ -84,10 +84,7 @@ def test_a_run_with_a_dashboard_ends_by_ctrl_c_as_without_and_tells_its_address(
 
 def test_without_a_dashboard_nothing_of_it_is_imported(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", "print('no training')")
-    command = [sys.executable, "-X", "importtime", *DIAGNOSE[1:], str(script)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
-    )
+    done = run(sys.executable, "-X", "importtime", *DIAGNOSE[1:], script, cwd=tmp_path)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "diagnose.launch.opened" in imported
     assert imported.isdisjoint({"dash", "flask", "plotly", "pandas", "diagnose.dashboards"})

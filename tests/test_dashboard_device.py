@@ -28,10 +28,10 @@ from diagnose.core.phases import Phase
 from diagnose.hooks.device_clock import follow
 from diagnose.store.reader import read_rank
 from diagnose.store.writer import Writer
-from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured
+from tests.fakes import SlowData, SlowModel, SlowOptimizer, measured
 from tests.following import followed, until
 from tests.recorded import MS, manifest, steps, writer
-from tests.simulated_device import SimulatedDevice
+from tests.simulated_device import SharedClock, SimulatedDevice
 
 BY_HOST = {"data_wait": 20.0, "backward": 5.0, "forward": 5.0}
 """What the host sees of a device that works the backward pass off while the loop waits for data."""
@@ -70,19 +70,6 @@ def assert_same(found: Steps, expected: Steps) -> None:
         assert found.phase_ms[phase] == pytest.approx(times), phase
     for name in ("step_ms", "samples_per_s"):
         assert getattr(found, name) == pytest.approx(getattr(expected, name), nan_ok=True), name
-
-
-class SharedClock(FakeClock):
-    """The time of the host's hooks and of the simulated device is one."""
-
-    def __init__(self, device: SimulatedDevice) -> None:
-        self.device = device
-
-    def __call__(self) -> int:
-        return self.device.now_ns
-
-    def spend(self, time_ns: int) -> None:
-        self.device.now_ns += time_ns
 
 
 def train(file: Writer, device: SimulatedDevice, num_steps: int, after_flush: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ from diagnose.dashboards._server import DashboardApp, create_app
 from diagnose.store.writer import Writer
 from tests.following import WAIT_S
 from tests.recorded import manifest, record, steps, writer
+from tests.running import comes_true
 
 RUNS, RANKS = 500, 64
 MAX_BYTES = 60_000
@@ -82,11 +83,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DashboardApp
     file.commit()
     made = create_app(root)
     made.server.logger.disabled = True
-    end = time.monotonic() + 2 * WAIT_S
     with patch.object(_run_list, "MAX_VERDICTS", 0):  # a row changes when its verdict comes
-        while not all(row.is_read for row in made.source.runs()) or len(made.source.runs()) < RUNS:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        assert comes_true(lambda: sum(row.is_read for row in made.source.runs()) == RUNS, 2 * WAIT_S)
         yield made, file
         made.source.close()
     file.close()

@@ -167,7 +167,7 @@ def test_a_page_opens_by_its_address_without_barriers_and_fits_a_phone(
     shoot(page, f"{name_of(address)}-1024-light")
     assert barriers(page) == []
     page.set_viewport_size({"width": 390, "height": 844})
-    assert fits(page, 390)
+    assert fits(page)
 
 
 def test_a_live_run_moves_by_itself(site: Site, page: Page) -> None:

@@ -49,9 +49,9 @@ def met(first: int, count: int, rank: int) -> tuple[list[tuple[int, ...]], list[
     return [tuple(row) for row in rows.tolist()], meetings
 
 
-def write_met(folder: Path, ranks: int = 4, per_flush: int = 100) -> Path:
+def write_met(folder: Path, per_flush: int = 100) -> Path:
     manifest(folder)
-    for rank in range(ranks):
+    for rank in range(4):
         with contextlib.closing(writer(folder, rank)) as file:
             for first in range(0, NUM_STEPS, per_flush):
                 rows, meetings = met(first, min(per_flush, NUM_STEPS - first), rank)
@@ -167,11 +167,11 @@ def test_ranks_that_take_turns_at_being_late_have_no_straggler() -> None:
 # -- the page
 
 
-def late_of(num_ranks: int, num_bins: int = 128) -> Lateness:
+def late_of(num_ranks: int) -> Lateness:
     """Rank 700 is late in the second half."""
-    values = np.random.default_rng(0).lognormal(0, 0.5, (num_ranks, num_bins))
+    values = np.random.default_rng(0).lognormal(0, 0.5, (num_ranks, 128))
     if num_ranks > 700:
-        values[700, num_bins // 2 :] += 30
+        values[700, 64:] += 30
     bins = RankBins(first=0, width=64, values_ms=values)
     return Lateness(ranks=tuple(range(num_ranks)), late=bins, communication=bins)
 

@@ -23,6 +23,7 @@ from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import State
 from tests.following import WAIT_S, until
 from tests.recorded import manifest, record, steps, writer
+from tests.running import comes_true
 
 GOES_ON = {"started_unix": time.time(), "ended_unix": None, "exit_code": None}
 
@@ -60,8 +61,7 @@ def test_a_source_file_is_shown_only_where_the_analysis_names_it(tmp_path: Path)
     file.add_steps(steps(0, 400))
     file.add_samples(0, [(0, [("", 0, ""), (str(script), 10, "main")], 1_000_000_000)])
     file.close()
-    source = Source(tmp_path / "runs")
-    try:
+    with closing(Source(tmp_path / "runs")) as source:
         live = source.run("run")
         snapshot = until(live, lambda now: now.profile is not None)
         assert snapshot.profile is not None
@@ -73,8 +73,6 @@ def test_a_source_file_is_shown_only_where_the_analysis_names_it(tmp_path: Path)
         )
         assert source.source_lines("run", "/etc/passwd", 1) == ()
         assert source.source_lines("other", str(script), 1) == ()
-    finally:
-        source.close()
 
 
 @pytest.mark.parametrize("kept", ["all", "some", "none", "no table"])
@@ -93,14 +91,11 @@ def test_the_source_that_is_shown_is_that_which_ran(tmp_path: Path, kept: str) -
         with closing(sqlite3.connect(folder / f"rank{rank}.sqlite")) as db, db:
             db.execute("DROP TABLE sources" if kept == "no table" else "DELETE FROM sources")
     script.write_text("import math\n" + script.read_text())
-    source = Source(tmp_path / "runs")
-    try:
+    with closing(Source(tmp_path / "runs")) as source:
         until(source.run("run"), lambda now: now.profile is not None)
         shown = source.source_lines("run", str(script), 3)
         script.unlink()
         assert bool(source.source_lines("run", str(script), 3)) == (kept in ("all", "some"))
-    finally:
-        source.close()
     ran = ["import torch", "\x0c", "slow()", "fast()"]
     assert [text for _, text in shown] == (ran if kept in ("all", "some") else ["import math", *ran])
     assert [number for number, _ in shown] == list(range(1, len(shown) + 1))
@@ -110,11 +105,8 @@ def test_the_list_tells_what_is_known_without_reading_every_step(tmp_path: Path)
     record(manifest(tmp_path / "good", started_unix=1.0), 400)
     manifest(tmp_path / "empty", started_unix=2.0, exit_code=1)
     (manifest(tmp_path / "bad", started_unix=3.0) / "rank0.sqlite").write_bytes(b"no database" * 100)
-    source = Source(tmp_path)
-    try:
+    with closing(Source(tmp_path)) as source:
         rows = {row.id: row for row in listed(source)}
-    finally:
-        source.close()
     assert list(rows) == ["bad", "empty", "good"]
     assert (rows["good"].num_steps, rows["good"].words) == (400, "ended (ok)")
     assert rows["good"].step_ms == pytest.approx(38.2, abs=0.5)
@@ -130,11 +122,8 @@ def test_the_runs_that_went_wrong_are_found_and_no_others(tmp_path: Path) -> Non
     record(manifest(tmp_path / "killed", started_unix=4.0, exit_code=None, signal=9), 40)
     record(manifest(tmp_path / "raised", started_unix=5.0, exit_code=None), 40, error="ValueError")
     writer(manifest(tmp_path / "left", started_unix=6.0, exit_code=None, ended_unix=None)).close()
-    source = Source(tmp_path)
-    try:
+    with closing(Source(tmp_path)) as source:
         rows = listed(source)
-    finally:
-        source.close()
     assert [row.id for row in filtered(rows, "failed", "")] == ["left", "raised", "killed", "crashed"]
     assert [row.id for row in filtered(rows, "ended", "")] == [
         *("raised", "killed", "crashed", "attached", "good")
@@ -190,10 +179,7 @@ def test_a_run_that_comes_ends_or_is_deleted_is_so_in_the_list(tmp_path: Path) -
         manifest(folder, **here, exit_code=3)
         listed(source, lambda rows: rows[0].words == "ended (exit 3)")
         shutil.rmtree(folder)
-        end = time.monotonic() + WAIT_S
-        while source.runs() and time.monotonic() < end:
-            time.sleep(0.02)
-        assert source.runs() == ()
+        assert comes_true(lambda: source.runs() == ())
     finally:
         quickly.stop()
         source.close()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from diagnose.report import to_html
 from tests.browsing import barriers, fits, go, launched, name_of, needs_browser, new_tab, shoot
 from tests.recorded import manifest, record
-from tests.running import REPOSITORY
+from tests.running import REPOSITORY, comes_true
 from tests.test_report_html import TUNED
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
@@ -113,7 +113,7 @@ def test_every_state_is_drawn_without_barriers_on_a_phone_in_the_dark(
     expect(page.locator("#page")).to_contain_text(words)
     assert page.evaluate("document.documentElement.dataset.mantineColorScheme") == "dark"
     assert barriers(page) == []
-    assert fits(page, 390)
+    assert fits(page)
     shoot(page, f"state-{name_of(address)}-390-dark")
 
 
@@ -121,14 +121,6 @@ def calls_within(site: Site, page: Page, seconds: float) -> int:
     before = len(site.calls)
     page.wait_for_timeout(1000 * seconds)
     return len(site.calls) - before
-
-
-def comes_true(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 30
-    while not holds():
-        if time.monotonic() > end:
-            return False
-    return True
 
 
 def test_the_page_of_a_run_that_is_over_asks_for_nothing_any_more(site: Site, page: Page) -> None:
@@ -162,6 +154,6 @@ def test_a_report_opens_from_its_file_alone(browser: Browser, tmp_path: Path, in
         expect(drawn.first).to_be_visible()
         expect(page.locator("body")).to_contain_text("1.5x (1.2 to 1.8)")
         assert barriers(page) == []
-        assert fits(page, 390)
+        assert fits(page)
         shoot(page, f"report-{'interactive' if interactive else 'drawn'}-390-dark")
     assert problems == [], "it asked for nothing, and its policy forbade nothing that it does"

@@ -174,10 +174,10 @@ def test_what_leads_to_a_range_fits_a_phone(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     go(page, "/run/long?from=1000&to=1100")
     drawn(page, 1001, 1)
-    assert fits(page, 390)
+    assert fits(page)
     go(page, "/?page=2&search=short")
     expect(page.locator("table.runs tbody tr")).to_have_count(5)
-    assert fits(page, 390)
+    assert fits(page)
 
 
 @pytest.mark.extended

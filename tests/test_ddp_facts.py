@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,12 +24,8 @@ from diagnose.store.reader import RankLog, read_rank
 from tests.fakes import HOOKS
 from tests.running import DIAGNOSE, only_run, run, write
 
-
-@pytest.fixture(scope="module", autouse=True)
-def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytest_plugins = ("tests.group_of_one",)
+pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -20,14 +19,10 @@ from diagnose.hooks.ddp_waits import DdpWaitsHook
 from diagnose.hooks.hand_written_updates import HandWrittenUpdatesHook
 from tests.fakes import measured
 
+pytest_plugins = ("tests.group_of_one",)
+pytestmark = pytest.mark.usefixtures("group_of_one")
+
 FORWARD = SLOT_OF["forward"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +24,12 @@ from diagnose.launch import deep_window, deep_window_under_way
 from diagnose.launch.settings import resolve
 from diagnose.report import to_json
 from diagnose.store.reader import read_rank
-from tests.running import DIAGNOSE, PLAIN, REPOSITORY, SCRIPTS, Ended, run
+from tests.running import DIAGNOSE, PLAIN, REPOSITORY, SCRIPTS, Ended, comes_true, run
+
+pytest_plugins = ("tests.compiled",)
+pytestmark = pytest.mark.usefixtures("nothing_is_compiled")
 
 SCRIPT = SCRIPTS / "windowed.py"
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has compiled counts no operations, and tests that ran before may have."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None:
-        monkeypatch.setattr(dynamo, "counters", defaultdict(Counter))
 
 
 def windowed(folder: Path, *arguments: object, option: str = "10:3") -> tuple[Ended, Ended, Profile]:
@@ -209,10 +202,8 @@ def test_a_window_in_which_no_step_ends_any_more_is_ended_from_outside(
             break
     else:
         pytest.fail("nothing was recorded")
-    until = time.monotonic() + 60
-    while torch._C._autograd._profiler_enabled() and time.monotonic() < until:
-        time.sleep(0.01)  # an evaluation, say
-    assert not torch._C._autograd._profiler_enabled()
+    is_off = comes_true(lambda: not torch._C._autograd._profiler_enabled(), within_s=60)
+    assert is_off, "while an evaluation runs, say"
     diagnose.detach()
     log = read_rank(tmp_path / "r" / "rank0.sqlite")
     told = [(d["state"], d.get("reason")) for _, _, kind, d in log.events if kind == "deep-window"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 import time
 import weakref
-from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +19,8 @@ from diagnose.launch import deep_window, deep_window_profiler, deep_window_under
 from diagnose.launch.deep_window_count import Counting
 from diagnose.launch.deep_window_profiler import Profiler
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has compiled counts no operations, and tests that ran before may have."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None:
-        monkeypatch.setattr(dynamo, "counters", defaultdict(Counter))
+pytest_plugins = ("tests.compiled",)
+pytestmark = pytest.mark.usefixtures("nothing_is_compiled")
 
 
 def stepping(recorder: Recorder, num_steps: int) -> None:

@@ -35,22 +35,9 @@ from diagnose.rules import Rule, ask_one
 from diagnose.store.reader import RankLog, read_rank
 from tests.fakes import HOOKS, FakeClock, SlowData, SlowModel, SlowOptimizer, measured
 from tests.recorded import MS, manifest, steps, writer
-from tests.simulated_device import SimulatedDevice
+from tests.simulated_device import SharedClock, SimulatedDevice
 
 # -- the hooks
-
-
-class SharedClock(FakeClock):
-    """The time of the host's hooks and of the simulated device is one."""
-
-    def __init__(self, device: SimulatedDevice) -> None:
-        self.device = device
-
-    def __call__(self) -> int:
-        return self.device.now_ns
-
-    def spend(self, time_ns: int) -> None:
-        self.device.now_ns += time_ns
 
 
 def in_a_tuple(rows: list[torch.Tensor]) -> tuple[torch.Tensor]:

@@ -10,13 +10,6 @@ from diagnose.core.ledger import SLOT_OF, SLOTS
 from tests.simulated_device import MS, US, SimulatedDevice, Stream
 from tests.simulated_loop import BACKWARD, COPY, DATA_WAIT, FORWARD, OPTIMIZER, REST, Loop, near
 
-
-@pytest.fixture(scope="module", autouse=True)
-def hypothesis_at_work() -> None:
-    """Hypothesis measures the garbage collector, too, from its first test on."""
-    given(st.none())(lambda nothing: None)()
-
-
 # -- what belongs to whom
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from diagnose.core.machine import DeviceRates, Rate
 from diagnose.launch import doctor, machine_rates
 from diagnose.report import Terminal, doctor_text
 from diagnose.store.machine import keep_rates, kept_rates, rates_folder, read_rates
+from tests.running import run
 
 
 def rates(*, torch: str = "2", seconds: float = 0.0, flops: float = 4e12) -> DeviceRates:
@@ -130,16 +129,8 @@ def test_a_device_is_measured_and_waited_for_itself_and_not_the_current_one(
 
 
 def test_the_command_answers_in_json_and_works_in_any_folder(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "diagnose", "doctor", "--json", "-"],
-        cwd=tmp_path,
-        env={**os.environ, "DIAGNOSE_STATE": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    answer = json.loads(done.stdout)
+    command = (sys.executable, "-m", "diagnose", "doctor", "--json", "-")
+    answer = json.loads(run(*command, cwd=tmp_path, DIAGNOSE_STATE=str(tmp_path)).stdout)
     checks = {check["name"]: check for check in answer["checks"]}
     assert checks["torch"]["ok"] is True and checks["store"]["ok"] is True
     assert answer["rates"] == [] and not rates_folder().exists()

@@ -284,13 +284,6 @@ def test_terminal_escapes_in_foreign_names_are_printed_as_text() -> None:
         assert "/x/\\x1b[31mred.py:1" in text
 
 
-@settings(database=None)
-@given(st.none())
-def start_hypothesis(_: None) -> None:
-    """Lets hypothesis add its own garbage collection callback before a test could be blamed for it."""
-
-
-start_hypothesis()
 names = st.text(min_size=1, max_size=120)
 shares = st.floats(0, 1)
 

@@ -322,12 +322,6 @@ def test_a_commit_that_looks_like_an_option_is_a_name(tmp_path: Path) -> None:
         resolve_range(tmp_path, "--upload-pack=x..HEAD")
 
 
-def test_import_paths_in_the_repository_move_to_the_worktree(tmp_path: Path) -> None:
-    repo, root = tmp_path / "repo", tmp_path / "base"
-    path = os.pathsep.join([str(repo / "src"), "/usr/lib/x", ""])
-    assert moved_path(path, repo, root) == os.pathsep.join([str(root / "src"), "/usr/lib/x", ""])
-
-
 def test_git_hears_the_users_settings_and_not_those_of_a_hook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

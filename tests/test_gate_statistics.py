@@ -56,10 +56,10 @@ LIMIT = log_of(0.03, Metric.SAMPLES_PER_S)
 TRIALS = 120
 
 
-def at_most(trials: int, rate: float, chance: float = 1e-3) -> int:
-    """The number of events that is exceeded with `chance` at most, if each trial has one at `rate`."""
+def at_most(trials: int, rate: float) -> int:
+    """The number of events that one time in a thousand exceeds at most, if each trial has one at `rate`."""
     total, count = (1 - rate) ** trials, 0
-    while 1 - total > chance:
+    while 1 - total > 1e-3:
         count += 1
         total += math.comb(trials, count) * rate**count * (1 - rate) ** (trials - count)
     return count

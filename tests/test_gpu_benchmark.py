@@ -22,6 +22,11 @@ import torch  # before any test, which would be charged with what torch does as 
 GPU = Path(__file__).parents[1] / "benchmarks" / "gpu"
 
 
+@pytest.fixture(autouse=True)
+def scripts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(GPU))
+
+
 def test_the_shell_script_parses_and_refuses_a_part_that_it_does_not_have(tmp_path: Path) -> None:
     script = str(GPU / "run.sh")
     subprocess.run(["bash", "-n", script], check=True)
@@ -178,9 +183,8 @@ def test_the_table_of_optimizers_is_rehearsed_on_the_emulated_device(tmp_path: P
 
 
 def test_what_a_process_found_before_it_hung_is_kept_and_what_hung_is_left_out_from_then_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.syspath_prepend(str(GPU))
     conduct = importlib.import_module("optimizer_conduct")
     report = {"dry_run": True, "machine": {}, "cases": [], "broke": []}
     progress = conduct.Progress(report=report, out=tmp_path, pending=["A/x", "B/x", "C/x"])
@@ -207,10 +211,7 @@ def test_what_a_process_found_before_it_hung_is_kept_and_what_hung_is_left_out_f
     assert kept["not_reached"] == ["C/x"]
 
 
-def test_only_what_a_library_brings_for_the_devices_at_hand_is_carried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(GPU))
+def test_only_what_a_library_brings_for_the_devices_at_hand_is_carried(tmp_path: Path) -> None:
     competitors = importlib.import_module("competitors")
     wheel = tmp_path / "bitsandbytes-1.0-py3-none-any.whl"
     kept = {"bitsandbytes/optim.py", "bitsandbytes/libbitsandbytes_cuda130.so", "b.dist-info/METADATA"}
@@ -228,11 +229,8 @@ def test_only_what_a_library_brings_for_the_devices_at_hand_is_carried(
     assert competitors.needed(wheel, "pydantic-core") == "pydantic-core==2.5"
 
 
-def test_goals_are_met_or_missed_by_what_was_measured_and_open_where_nothing_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_goals_are_met_or_missed_by_what_was_measured_and_open_where_nothing_was() -> None:
     """Ours at 8.4 ms and 86 % of a copy's bandwidth; what was never launched or measured stays open."""
-    monkeypatch.syspath_prepend(str(GPU))
     report = importlib.import_module("optimizer_report")
 
     def measured(name: str, ms: float, num_bytes: int, launches: int) -> dict[str, object]:
@@ -274,8 +272,7 @@ def test_goals_are_met_or_missed_by_what_was_measured_and_open_where_nothing_was
     )
 
 
-def test_every_goal_names_a_case_and_contenders_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(GPU))
+def test_every_goal_names_a_case_and_contenders_that_there_are() -> None:
     goals, optimizers, rows, case = (
         importlib.import_module(name)
         for name in ("optimizer_goals", "optimizers", "optimizer_rows", "optimizer_case")
@@ -339,7 +336,6 @@ def around(script: Path) -> set[Path]:
 def test_gradients_that_move_take_their_second_place_in_their_own_turn_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(GPU))
     contenders, case = (
         importlib.import_module(name) for name in ("optimizer_contenders", "optimizer_case")
     )
@@ -360,10 +356,9 @@ def test_gradients_that_move_take_their_second_place_in_their_own_turn_alone(
     assert second() is None
 
 
-def test_every_case_in_fp32_fits_a_card_of_80_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_case_in_fp32_fits_a_card_of_80_gb() -> None:
     """All that takes part lives at once: lists as large as the parameters, two of moments for each. One
     more is the second place of gradients, or what torch's default step computes in."""
-    monkeypatch.syspath_prepend(str(GPU))
     optimizers, rows, case, shapes = (
         importlib.import_module(name)
         for name in ("optimizers", "optimizer_rows", "optimizer_case", "optimizer_shapes")

@@ -17,11 +17,15 @@ from tests.fakes import FakeClock, measured
 GPU = Path(__file__).parents[1] / "benchmarks" / "gpu"
 
 
+@pytest.fixture(autouse=True)
+def scripts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(GPU))
+
+
 def test_a_trace_is_charged_to_where_work_was_launched_and_to_what_the_host_did_while_there_was_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Slots 1 and 2; a kernel launched in the first runs until the host is far into the second."""
-    monkeypatch.syspath_prepend(str(GPU))
     truth = importlib.import_module("device_ledger_truth")
 
     def span(cat: str, name: str, ts: float, dur: float, **args: int) -> dict[str, object]:
@@ -56,7 +60,6 @@ def ledger_of(
     names: tuple[str, ...] = ("text", "table"),
 ) -> tuple[int, Any]:
     """What the benchmark of the device's ledger says where each run takes four seconds."""
-    patch.syspath_prepend(str(GPU))
     benchmark = importlib.import_module("device_ledger")
     now = 0
 
@@ -115,7 +118,6 @@ def test_a_job_that_there_is_no_time_for_is_named_and_is_no_failure(tmp_path, mo
 
 
 def test_the_arm_without_the_devices_clock_differs_in_that_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(GPU))
     job = importlib.import_module("device_ledger_job")
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     with measured(FakeClock()) as recorder:

@@ -14,17 +14,10 @@ from torch.utils.data import DataLoader
 
 from tests.conftest import torch_attributes
 from tests.fakes import FakeClock, SlowData, SlowModel, measured, one_step
-from tests.hook_calls import (
-    CHARGES,
-    collects_garbage,
-    group_of_one,  # noqa: F401 (a fixture)
-    switches_to_evaluation_and_back,
-)
+from tests.hook_calls import CHARGES, collects_garbage, switches_to_evaluation_and_back
 
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+pytest_plugins = ("tests.group_of_one", "tests.training_loops")
+pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 CASES = [pytest.param(n, c, t, id=f"{n}: {c.__name__}") for n, cs in CHARGES.items() for c, t in cs]

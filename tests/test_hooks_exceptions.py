@@ -18,12 +18,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from tests.fakes import FakeClock, SlowModel, SlowOptimizer, measured, one_step, steps_of
-from tests.hook_calls import group_of_one  # noqa: F401 (a fixture)
 
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+pytest_plugins = ("tests.group_of_one", "tests.training_loops")
+pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 def fails_in_the_dataset() -> None:

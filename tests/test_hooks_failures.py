@@ -14,13 +14,10 @@ from torch.utils.data import DataLoader
 from diagnose.hooks._met import Met
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import around, spanned
-from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured
-from tests.hook_calls import group_of_one  # noqa: F401 (a fixture)
+from tests.fakes import SlowData, SlowModel, SlowOptimizer, measured
 
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+pytest_plugins = ("tests.group_of_one", "tests.training_loops")
+pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 TELLS = [

@@ -14,12 +14,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured, steps_of
+from tests.fakes import SlowData, SlowModel, SlowOptimizer, measured, steps_of
 
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+pytest_plugins = ("tests.training_loops",)
 
 
 def test_models_and_their_classes_pickle_and_copy_under_the_hooks(clock, tmp_path):

@@ -16,14 +16,12 @@ from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import replaced
 from tests.conftest import torch_attributes
 from tests.fakes import HOOKS, FakeClock, SlowData, measured
-from tests.hook_calls import CHARGES, group_of_one  # noqa: F401 (a fixture)
+from tests.hook_calls import CHARGES
+
+pytest_plugins = ("tests.group_of_one", "tests.training_loops")
+pytestmark = pytest.mark.usefixtures("group_of_one")
 
 replacing = pytest.mark.parametrize("name", sorted(HOOKS))
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
 
 
 # -- no trace

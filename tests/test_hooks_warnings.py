@@ -12,12 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from tests.fakes import FakeClock, measured
+from tests.fakes import measured
 
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+pytest_plugins = ("tests.training_loops",)
 
 
 def lines_warned(call: Callable[[], Any]) -> list[tuple[str, int, str]]:

@@ -5,22 +5,13 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diagnose.analysis.intervals import NOTHING, Instants, both, holds, length_ns, union, without
 
 SPAN = 40
 PAIRS = st.lists(st.tuples(st.integers(0, SPAN), st.integers(0, SPAN)), max_size=12)
-
-
-@settings(database=None, max_examples=1)
-@given(st.none())
-def start_hypothesis(_: None) -> None:
-    """Lets hypothesis add its own garbage collection callback before a test could be blamed for it."""
-
-
-start_hypothesis()
 
 
 def made(pairs: list[tuple[int, int]]) -> Instants:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from diagnose.kernels._swap import swap_of
@@ -17,21 +15,16 @@ from tests.kernels_on_cpu import (
     assert_equal,
     everything,
     failing,
-    kernels_on_cpu,
     network,
+    network_and,
     step,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 def test_the_tuners_action_uses_them_where_they_can_be_used(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     step(model, optimizer, 0)
     action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
     action.check(job)
@@ -48,8 +41,7 @@ def test_the_tuners_action_uses_them_where_they_can_be_used(device: CpuDevice) -
 
 
 def test_the_tuners_numerics_check_sees_them_and_leaves_the_training_alone(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     step(model, optimizer, 0)
     before = everything(model, optimizer)
     action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
@@ -63,8 +55,7 @@ def test_the_tuners_numerics_check_sees_them_and_leaves_the_training_alone(devic
 def test_the_action_must_not_stay_where_kernels_have_failed_as_other_ranks_may_still_use_them(
     refused: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     step(model, optimizer, 0)
     action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
     with action.prepare(job, None) as prepared, action.apply(job, prepared):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +16,12 @@ from tests.kernels_on_cpu import (
     CpuDevice,
     assert_close,
     everything,
-    kernels_on_cpu,
     network,
+    network_and,
     step,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 # -- state
@@ -76,8 +72,7 @@ def test_what_is_reset_in_the_state_begins_anew_as_with_torch(
     """Whether kernels or torch go on from there."""
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         taken = swap(optimizer) if on else None
         for number in range(3):
             step(model, optimizer, number)
@@ -99,8 +94,7 @@ def test_momentum_that_a_schedule_begins_or_ends_is_that_of_torch(
 ) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS["sgd-dampening"](model.parameters())
+        model, optimizer = network_and("sgd-dampening")
         taken = swap(optimizer) if on else None
         for number, momentum in enumerate(momenta):
             optimizer.param_groups[0]["momentum"] = momentum
@@ -111,8 +105,7 @@ def test_momentum_that_a_schedule_begins_or_ends_is_that_of_torch(
 
 
 def test_a_count_of_steps_that_torch_refuses_it_refuses_with_kernels_too(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     swap(optimizer)
     step(model, optimizer, 0)
     optimizer.state[model[0].weight]["step"] = 1
@@ -121,8 +114,7 @@ def test_a_count_of_steps_that_torch_refuses_it_refuses_with_kernels_too(device:
 
 
 def test_what_the_script_keeps_in_the_state_beside_makes_nothing_anew(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     optimizer.state["before"] = {}
     taken = swap(optimizer)
     step(model, optimizer, 0)

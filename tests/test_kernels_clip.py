@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -13,32 +12,20 @@ from diagnose.kernels._swap import swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad_norm_  # as a script does, before anything is replaced
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice, loss_of, network
+
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 LAUNCHES = ("gradient_norm", "scale", "adamw")
 
 
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(50, 60), nn.Tanh(), nn.Linear(60, 3))
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
+def network_and_adamw() -> tuple[nn.Sequential, torch.optim.Optimizer]:
     """The parameters in another order than the model's, in groups, as scripts have them."""
+    model = network()
     decay = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() <= 1]
-    return torch.optim.AdamW([{"params": rest, "weight_decay": 0.0}, {"params": decay}], lr=1e-2)
-
-
-def backward(model: nn.Module, number: int) -> None:
-    image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-    model(image).square().mean().backward()
+    groups = [{"params": rest, "weight_decay": 0.0}, {"params": decay}]
+    return model, torch.optim.AdamW(groups, lr=1e-2)
 
 
 def grads_of(model: nn.Module) -> list[torch.Tensor]:
@@ -51,10 +38,9 @@ def launched(device: CpuDevice) -> list[str]:
 
 
 def test_gradients_that_need_no_clipping_are_not_written_and_keep_every_bit(device: CpuDevice) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer)
-    backward(model, 0)
+    loss_of(model, 0).backward()
     before = grads_of(model)
     for max_norm in (1e3, 1e3, 1e4):
         norm = clip_grad_norm_(model.parameters(), max_norm)
@@ -68,14 +54,13 @@ def test_clipped_gradients_are_those_of_torchs_formula_bit_for_bit(
     repeated: bool, device: CpuDevice
 ) -> None:
     """The first time the limit becomes known after the norm was measured; then it is known before."""
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer)
-    backward(model, 0)
+    loss_of(model, 0).backward()
     if repeated:
         clip_grad_norm_(model.parameters(), 1e-2)
         model.zero_grad()
-        backward(model, 1)
+        loss_of(model, 1).backward()
     before = grads_of(model)
     norm = clip_grad_norm_(model.parameters(), 1e-2)
     coef = torch.clamp(1e-2 / (norm + 1e-6), max=1.0)
@@ -85,12 +70,11 @@ def test_clipped_gradients_are_those_of_torchs_formula_bit_for_bit(
 
 def test_a_step_with_clipping_is_three_launches_and_two_where_it_is_deferred(device: CpuDevice) -> None:
     for clip, expected in (("exact", list(LAUNCHES)), ("deferred", ["gradient_norm", "adamw"])):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         swap(optimizer, clip=clip)  # type: ignore[arg-type]
         for _ in range(3):
             device.launched.clear()
-            backward(model, 0)
+            loss_of(model, 0).backward()
             clip_grad_norm_(model.parameters(), 1e-2)
             optimizer.step()
             assert launched(device) == expected
@@ -102,14 +86,13 @@ def test_a_step_with_clipping_is_three_launches_and_two_where_it_is_deferred(dev
 def test_training_with_clipping_is_torchs(clip: Any, max_norm: float, device: CpuDevice) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         if on:
             swap(optimizer, clip=clip)
         norms = []
         for number in range(4):
             optimizer.zero_grad()
-            backward(model, number)
+            loss_of(model, number).backward()
             norms.append(clip_grad_norm_(model.parameters(), max_norm))
             optimizer.step()
         ends.append([*norms, *(p.detach() for p in model.parameters())])
@@ -120,16 +103,14 @@ def test_training_with_clipping_is_torchs(clip: Any, max_norm: float, device: Cp
 def test_unscaling_clipping_and_skipping_together_are_torchs(clip: Any, device: CpuDevice) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
         if on:
             swap(optimizer, clip=clip)
         norms = []
         for number in range(6):
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             if number == 3:
                 model[0].weight.grad[1, 1] = float("inf")
             scaler.unscale_(optimizer)
@@ -147,8 +128,7 @@ def test_unscaling_clipping_and_skipping_together_are_torchs(clip: Any, device: 
 def test_deferred_unscaling_and_clipping_read_the_gradients_twice_and_write_them_never(
     device: CpuDevice,
 ) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer, clip="deferred")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for _ in range(2):
@@ -175,16 +155,14 @@ class UnscalesHalves(torch.amp.GradScaler):
 def test_a_scaler_that_allows_gradients_in_fp16_unscales_them(clip: Any, device: CpuDevice) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         scaler = UnscalesHalves("cpu", init_scale=8.0)
         if on:
             swap(optimizer, clip=clip)
         seen: list[torch.Tensor] = []
         for number in range(4):
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             if number != 2:
                 scaler.unscale_(optimizer)
                 seen += [*grads_of(model), clip_grad_norm_(model.parameters(), 1e-2)]
@@ -221,10 +199,9 @@ def test_two_optimizers_that_are_unscaled_before_either_is_clipped_are_both_clip
 def test_gradients_changed_after_deferred_clipping_end_the_deferring_with_a_warning(
     device: CpuDevice,
 ) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     taken = swap(optimizer, clip="deferred")
-    backward(model, 0)
+    loss_of(model, 0).backward()
     clip_grad_norm_(model.parameters(), 1e-2)
     for p in model.parameters():
         p.grad.add_(1e-3)
@@ -240,15 +217,14 @@ def test_what_was_deferred_for_other_gradients_is_void(device: CpuDevice) -> Non
     """The script clipped, and then did not step."""
     ends = []
     for clipped in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         swap(optimizer, clip="deferred")
-        backward(model, 0)
+        loss_of(model, 0).backward()
         kept = [p.grad for p in model.parameters()]
         if clipped:
             clip_grad_norm_(model.parameters(), 1e-3)
         optimizer.zero_grad()
-        backward(model, 1)
+        loss_of(model, 1).backward()
         optimizer.step()
         ends.append([p.detach() for p in model.parameters()])
         del kept
@@ -296,10 +272,9 @@ def test_gradients_dropped_without_a_step_leave_nothing_to_those_at_their_addres
 
 
 def test_what_is_deferred_when_kernels_go_is_done_in_memory(device: CpuDevice) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer, clip="deferred")
-    backward(model, 0)
+    loss_of(model, 0).backward()
     norm = clip_grad_norm_(model.parameters(), 1e-2)
     assert norm > 1e-2
     unswap(optimizer)
@@ -334,11 +309,10 @@ def test_a_parameter_that_is_left_to_torch_gets_its_deferred_clipping_too(device
 def test_what_the_kernels_do_not_know_is_torchs_own(options: dict[str, Any], device: CpuDevice) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         if on:
             swap(optimizer)
-        backward(model, 0)
+        loss_of(model, 0).backward()
         ends.append([clip_grad_norm_(model.parameters(), 1e-2, **options), *grads_of(model)])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     assert launched(device) == []

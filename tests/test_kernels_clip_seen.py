@@ -7,7 +7,6 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,14 +17,10 @@ from diagnose.kernels._swap import swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad, clip_grad_norm_  # as a script does, before anything is replaced
 
-from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu, without
-from tests.test_kernels_clip import LAUNCHES, adamw, backward, grads_of, launched, network
+from tests.kernels_on_cpu import CpuDevice, failing, loss_of, without
+from tests.test_kernels_clip import LAUNCHES, grads_of, launched, network_and_adamw
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 def test_the_norm_of_gradients_without_elements_is_zero(
@@ -46,11 +41,10 @@ def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
 ) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         if on:
             swap(optimizer)
-        backward(model, 0)
+        loss_of(model, 0).backward()
         clip_grad_norm_(model.parameters(), max_norm)  # from now on the limit is known to the kernel
         model[0].weight.grad[0, 0] = value
         ends.append([clip_grad_norm_(model.parameters(), max_norm), *grads_of(model)])
@@ -58,9 +52,8 @@ def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
 
 
 def test_the_halves_used_alone_are_torchs(device: CpuDevice) -> None:
-    model = network()
-    optimizer = adamw(model)
-    backward(model, 0)
+    model, optimizer = network_and_adamw()
+    loss_of(model, 0).backward()
     swap(optimizer)
     norm = clip_grad._get_total_norm([p.grad for p in model.parameters()])
     clip_grad._clip_grads_with_norm_(model.parameters(), 1e-2, norm * 2)
@@ -75,13 +68,12 @@ def test_a_norm_that_the_script_changes_between_the_halves_is_the_one_that_is_cl
 ) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         if on:
             swap(optimizer, clip=clip)
         for number in range(2):  # the second time the limit is known
             optimizer.zero_grad()
-            backward(model, number)
+            loss_of(model, number).backward()
             norm = clip_grad._get_total_norm([p.grad for p in model.parameters()])
             norm.mul_(2)  # as one that is summed over ranks in place
             clip_grad._clip_grads_with_norm_(model.parameters(), 1e-2, norm)
@@ -90,13 +82,12 @@ def test_a_norm_that_the_script_changes_between_the_halves_is_the_one_that_is_cl
 
 
 def test_norms_that_the_script_keeps_stay_what_they_were(device: CpuDevice) -> None:
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer)
     kept, then = [], []
     for number in range(3):
         model.zero_grad()
-        backward(model, number)
+        loss_of(model, number).backward()
         kept.append(clip_grad_norm_(model.parameters(), 1.0))
         then.append(kept[-1].item())
     assert [norm.item() for norm in kept] == then
@@ -116,7 +107,7 @@ def test_an_update_counts_as_a_change_so_that_autograd_notices_a_stale_graph(dev
 
 def test_torchs_functions_are_back_when_the_last_swap_is_gone(device: CpuDevice) -> None:
     before = (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_)
-    one, other = adamw(network()), adamw(network())
+    (_, one), (_, other) = network_and_adamw(), network_and_adamw()
     swap(one)
     swap(other)
     assert clip_grad._get_total_norm is not before[0]
@@ -128,13 +119,13 @@ def test_torchs_functions_are_back_when_the_last_swap_is_gone(device: CpuDevice)
 
 def test_they_are_back_too_when_the_script_drops_its_optimizer(device: CpuDevice) -> None:
     before = clip_grad._get_total_norm
-    swap(adamw(network()))
+    swap(network_and_adamw()[1])
     gc.collect()
     assert clip_grad._get_total_norm is before
 
 
 def test_an_empty_generator_warns_as_in_torch(device: CpuDevice) -> None:
-    optimizer = adamw(network())
+    _, optimizer = network_and_adamw()
     swap(optimizer)
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
@@ -147,14 +138,13 @@ def test_new_gradients_and_a_new_learning_rate_at_each_step_cost_no_launch(
     clip: Any, device: CpuDevice
 ) -> None:
     expected = {"exact": list(LAUNCHES), "deferred": ["gradient_norm", "adamw"]}[clip]
-    model = network()
-    optimizer = adamw(model)
+    model, optimizer = network_and_adamw()
     swap(optimizer, clip=clip)
     kept = []
     for number in range(3):
         kept.append([param.grad for param in model.parameters()])  # so that their addresses stay taken
         model.zero_grad()
-        backward(model, number)
+        loss_of(model, number).backward()
         for group in optimizer.param_groups:
             group["lr"] *= 0.5
         device.launched.clear()
@@ -246,9 +236,8 @@ def test_clipping_goes_on_by_torch_where_a_kernel_does_not_compile(
 ) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
-        backward(model, 0)
+        model, optimizer = network_and_adamw()
+        loss_of(model, 0).backward()
         if on:
             swap(optimizer)
             without(missing, device, monkeypatch)
@@ -268,14 +257,13 @@ def test_clipping_goes_on_by_torch_where_a_launch_fails(
 ) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = adamw(model)
+        model, optimizer = network_and_adamw()
         if on:
             swap(optimizer, clip=clip)
             failing(refused, device, monkeypatch)
         for number in range(3):
             optimizer.zero_grad()
-            backward(model, number)
+            loss_of(model, number).backward()
             fails = on and number == 0 and (refused, clip) != ("scale", "deferred")  # which launches none
             with (
                 pytest.warns(RuntimeWarning, match="code 701.*\\nTorch goes on clipping")

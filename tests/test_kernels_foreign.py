@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from diagnose.kernels._swap import support, swap, unswap
-from torch import nn
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice, loss_of, network
+
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 LIONS = ["lion_pytorch", "timm.optim"]
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(50, 60), nn.Tanh(), nn.Linear(60, 3))
 
 
 def lion(module: str, params: Any, **options: Any) -> torch.optim.Optimizer:
@@ -49,8 +38,7 @@ def test_lion_of_another_library_trains_as_by_itself_and_goes_on_by_itself(
                 assert taken.stepper.left == []
                 unswap(optimizer)
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            model(image).square().mean().backward()
+            loss_of(model, number).backward()
             optimizer.step()
             scheduler.step()
         state = optimizer.state_dict()["state"]
@@ -106,8 +94,7 @@ def test_accelerate_trains_as_without_kernels_and_sees_which_steps_are_skipped(
         skipped = []
         for number in range(5):
             wrapped.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             if number == 3:
                 model[2].bias.grad[0] = float("inf")
             scaler.unscale_(optimizer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,15 +14,11 @@ from torch import nn
 
 from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
 
+pytest_plugins = ("tests.kernels_on_cpu",)
+
 DTYPES = [torch.bfloat16, torch.float16]
 TINY_LR = 2.0**-12
 """A step by so much does not move a weight of 1 in bf16, whose next number is 2^-8 away."""
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
 
 
 def place(by_kernels: bool) -> AbstractContextManager[Any]:

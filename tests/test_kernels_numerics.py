@@ -184,15 +184,6 @@ def cases(draw: st.DrawFn) -> tuple[str, Settings, list[tuple[int, int]], int]:
     return name, with_, sizes, draw(st.integers(1, 6))
 
 
-@settings(database=None, max_examples=1)
-@given(st.none())
-def start_hypothesis(_: None) -> None:
-    """Lets hypothesis add its own garbage collection callback before a test could be blamed for it."""
-
-
-start_hypothesis()
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(cases())
 @example(

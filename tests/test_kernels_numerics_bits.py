@@ -24,7 +24,7 @@ def bits(rows: list[Tensors]) -> str:
     return digest.hexdigest()[:16]
 
 
-def exact_rows(kernel: Kernel, *, offset: int = 0, flags: int = 0) -> list[Tensors]:
+def exact_rows(kernel: Kernel, *, offset: int, flags: int = 0) -> list[Tensors]:
     """Rows of every dtype whose numbers come from integers alone: the same on every machine."""
     rows = []
     for dtypes in PAIRS:

@@ -27,15 +27,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (0, 1, 3, 33, 1023, 2048, 2049, 4097, 16384 + 5)
 
 
-@settings(database=None, max_examples=1)
-@given(st.none())
-def start_hypothesis(_: None) -> None:
-    """Lets hypothesis add its own garbage collection callback before a test could be blamed for it."""
-
-
-start_hypothesis()
-
-
 def gradients(sizes: Sequence[int], dtype: torch.dtype, *, offset: int = 0) -> list[torch.Tensor]:
     """Normal numbers, each tensor `offset` elements behind an aligned address."""
     random = np.random.Generator(np.random.PCG64(len(sizes)))

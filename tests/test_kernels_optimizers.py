@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +17,19 @@ from diagnose.kernels._driver import DriverError
 from diagnose.kernels._swap import swap_of
 from torch import nn
 
-from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu
+from tests.kernels_on_cpu import (
+    CpuDevice,
+    assert_close,
+    assert_equal,
+    everything,
+    failing,
+    kernels_on_cpu,
+    loss_of,
+    network,
+    step,
+)
+
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -41,40 +53,12 @@ PLAIN: dict[str, Make] = {
 }
 
 
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(50, 60), nn.Tanh(), nn.Linear(60, 3))
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-    image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-    optimizer.zero_grad()
-    model(image).square().mean().backward()
-    optimizer.step()
-
-
 def trained(make: Make, steps: int = 5) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = network()
     optimizer = make(model.parameters())
     for number in range(steps):
         step(model, optimizer, number)
     return model, optimizer
-
-
-def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    state = optimizer.state_dict()["state"]
-    held = [value for each in state.values() for value in each.values() if isinstance(value, torch.Tensor)]
-    return [tensor.detach().clone() for tensor in [*model.parameters(), *held]]
-
-
-def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", AS_TORCH)
@@ -121,7 +105,7 @@ def test_a_checkpoint_goes_from_one_to_the_other_bit_for_bit(name: str) -> None:
     resumed = PLAIN[name](other.parameters())
     other.load_state_dict(saved[0])
     resumed.load_state_dict(saved[1])
-    assert all(torch.equal(a, b) for a, b in zip(everything(other, resumed), before, strict=True))
+    assert_equal(everything(other, resumed), before)
     step(other, resumed, 7)
 
 
@@ -259,9 +243,8 @@ def test_lambs_clipping_is_of_gradients_without_their_scale(device: CpuDevice, u
         optimizer = ours.Lamb(model.parameters(), lr=1e-2, max_grad_norm=0.1, clip=clip)  # type: ignore[arg-type]
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
         for number in range(4):
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
             optimizer.zero_grad()
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             if unscaled:
                 scaler.unscale_(optimizer)
             scaler.step(optimizer)

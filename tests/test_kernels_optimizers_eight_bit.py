@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,14 +12,10 @@ import torch
 from diagnose.kernels._optimizer_8bit import AdamW8bit
 from torch import nn
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
-from tests.test_kernels_optimizers import network, step, trained
+from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu, network, step
+from tests.test_kernels_optimizers import trained
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 def eight_bits(params: Any) -> torch.optim.Optimizer:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from diagnose.kernels import _stepper
 from diagnose.kernels._lineup import Member, by_device
 from diagnose.kernels._swap import support, swap, unswap
@@ -26,16 +25,13 @@ from tests.kernels_on_cpu import (
     assert_equal,
     everything,
     failing,
-    kernels_on_cpu,
+    loss_of,
     network,
+    network_and,
     step,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.group_of_one", "tests.kernels_on_cpu")
 
 
 # -- several devices
@@ -60,8 +56,7 @@ def test_parameters_on_two_devices_are_stepped_by_a_launch_on_each(
             if number == 3:
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            model(image).square().mean().backward()
+            loss_of(model, number).backward()
             if number in (1, 4):
                 model[number // 2].weight.grad = None
             optimizer.step()
@@ -83,8 +78,7 @@ def test_a_launch_that_fails_on_the_second_device_leaves_torch_what_the_first_ha
     failing(name.partition("-")[0], device, monkeypatch, after=3)
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         if on:
             swap(optimizer)
         for number in range(3):
@@ -205,14 +199,6 @@ def test_gradients_in_bf16_of_fp32_parameters_update_as_the_same_numbers_in_fp32
 # -- wrappers
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[None]:
-    """One rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("clip", ["exact", "deferred"])
 @pytest.mark.parametrize("how", ["negative", "turned", "expanded"])
 def test_a_gradient_that_changes_what_it_is_where_it_lies_is_seen(
@@ -242,7 +228,7 @@ def test_a_gradient_that_changes_what_it_is_where_it_lies_is_seen(
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_gradients_in_the_buckets_of_ddp_are_clipped_and_stepped_where_they_lie(
-    keeps: bool, ranks: None, device: CpuDevice
+    keeps: bool, group_of_one: None, device: CpuDevice
 ) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
@@ -254,9 +240,8 @@ def test_gradients_in_the_buckets_of_ddp_are_clipped_and_stepped_where_they_lie(
         for number in range(4):
             optimizer.zero_grad(set_to_none=not keeps)
             for micro in range(2):
-                image = torch.randn(4, 50, generator=torch.Generator().manual_seed(2 * number + micro))
                 with model.no_sync() if micro == 0 else torch.enable_grad():
-                    model(image).square().mean().backward()
+                    loss_of(model, 2 * number + micro).backward()
             clip_grad_norm_(model.parameters(), 1e-2)
             optimizer.step()
         grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -347,8 +332,7 @@ def test_what_torch_refuses_before_a_step_it_refuses_with_kernels_too(
     device: CpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a capture in a CUDA graph by an optimizer that is not `capturable`."""
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     swap(optimizer)
     step(model, optimizer, 0)
     before = everything(model, optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,17 +20,13 @@ from tests.kernels_on_cpu import (
     assert_close,
     everything,
     failing,
-    kernels_on_cpu,
     network,
+    network_and,
     step,
     without,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 class MyAdamW(torch.optim.AdamW):
@@ -105,8 +100,7 @@ def test_a_kernel_that_does_not_compile_hands_the_step_to_torch_and_says_so_once
     """At the first step, where deferred clipping has left the gradients as they were."""
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         if on:
             taken = swap(optimizer, clip=clip)
             without("sgd" if name.startswith("sgd") else "adamw", device, monkeypatch)
@@ -132,8 +126,7 @@ def test_a_launch_that_fails_hands_its_step_to_torch_and_says_so_once(
 ) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         if on:
             swap(optimizer, clip=clip)
             failing(name.partition("-")[0], device, monkeypatch, after=after)
@@ -162,8 +155,7 @@ def test_where_memory_is_too_short_for_kernels_torch_goes_on_in_a_whole_state(
     room = [torch.zeros(60, 50)]
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         if on:
             swap(optimizer)
             if short == "tables":
@@ -184,8 +176,7 @@ def test_a_variant_that_does_not_compile_later_costs_no_step_and_no_state(
     """A parameter in 16 bits joins, for which another variant is needed."""
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS["adamw"](model.parameters())
+        model, optimizer = network_and("adamw")
         if on:
             swap(optimizer)
         step(model, optimizer, 0)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +13,10 @@ from diagnose.kernels._swap import CannotSwap, support, swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice, loss_of
+from tests.running import run_ranks
 
-ROOT = Path(__file__).parents[1]
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +27,6 @@ def mesh() -> Iterator[Any]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield device_mesh.init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
 
 
 def network(mesh: Any) -> nn.Sequential:
@@ -54,9 +46,7 @@ def trained(mesh: Any, make: Any, *, on: bool, clips: bool, steps: int = 3) -> l
         taken = swap(optimizer)
     for number in range(steps):
         optimizer.zero_grad()
-        model(
-            torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-        ).square().mean().backward()
+        loss_of(model, number).backward()
         if clips:
             clip_grad_norm_(model.parameters(), 1e-2)
         optimizer.step()
@@ -119,14 +109,12 @@ def test_a_gradient_that_is_still_to_be_summed_over_ranks_is_left_to_torch(
 
 
 TWO_RANKS = """
-import sys
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from diagnose.kernels._swap import swap
 from tests.kernels_on_cpu import kernels_on_cpu
 from tests.test_kernels_shards import trained
-rank, meeting = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)
+dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2,))
 make = lambda params: torch.optim.AdamW(params, lr=1e-2)
 theirs = trained(mesh, make, on=False, clips=True)
@@ -139,10 +127,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.extended
-def test_two_ranks_step_their_shards_as_by_torch(tmp_path: Path) -> None:
+def test_two_ranks_step_their_shards_as_by_torch() -> None:
     """Of three rows and two ranks one rank has two, the other one."""
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", TWO_RANKS, str(rank), str(tmp_path / "meet")], cwd=ROOT)
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+    run_ranks("-c", TWO_RANKS)

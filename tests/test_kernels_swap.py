@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,24 +20,19 @@ from tests.kernels_on_cpu import (
     assert_close,
     assert_equal,
     everything,
-    kernels_on_cpu,
     network,
+    network_and,
     step,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_swapped_it_trains_as_torch_does(name: str, device: CpuDevice) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         taken = swap(optimizer) if on else None
         for number in range(5):
             step(model, optimizer, number)
@@ -52,8 +46,7 @@ def test_swapped_it_trains_as_torch_does(name: str, device: CpuDevice) -> None:
 def test_swapping_in_and_out_at_any_step_trains_as_torch_does(name: str, device: CpuDevice) -> None:
     ends = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         for number in range(8):
             if on and number in (2, 5):
                 swap(optimizer)
@@ -68,8 +61,7 @@ def test_swapping_in_and_out_at_any_step_trains_as_torch_does(name: str, device:
 def test_a_checkpoint_written_while_swapped_is_what_torch_would_go_on_from(
     name: str, device: CpuDevice
 ) -> None:
-    model = network()
-    optimizer = MAKERS[name](model.parameters())
+    model, optimizer = network_and(name)
     swap(optimizer)
     for number in range(3):
         step(model, optimizer, number)
@@ -90,8 +82,7 @@ def test_a_checkpoint_written_while_swapped_is_what_torch_would_go_on_from(
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_checkpoint_of_torchs_is_gone_on_from_while_swapped(name: str, device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS[name](model.parameters())
+    model, optimizer = network_and(name)
     for number in range(3):
         step(model, optimizer, number)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -112,8 +103,7 @@ def test_a_checkpoint_of_torchs_is_gone_on_from_while_swapped(name: str, device:
 def test_the_state_has_the_keys_types_and_devices_of_torchs(name: str, device: CpuDevice) -> None:
     shapes = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         if on:
             swap(optimizer)
         step(model, optimizer, 0)
@@ -133,8 +123,7 @@ def test_the_state_has_the_keys_types_and_devices_of_torchs(name: str, device: C
 
 
 def test_whoever_reads_the_count_of_steps_sees_it_grow(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     swap(optimizer)
     seen = []
     for number in range(3):
@@ -147,8 +136,7 @@ def test_whoever_reads_the_count_of_steps_sees_it_grow(device: CpuDevice) -> Non
 def test_a_default_device_that_the_script_has_set_holds_no_count_of_steps(
     name: str, device: CpuDevice
 ) -> None:
-    model = network()
-    optimizer = MAKERS[name](model.parameters())
+    model, optimizer = network_and(name)
     taken = swap(optimizer)
     model(torch.ones(4, 50)).square().mean().backward()
     with torch.device("meta"):
@@ -160,8 +148,7 @@ def test_a_default_device_that_the_script_has_set_holds_no_count_of_steps(
 def test_two_schedulers_made_before_and_after_go_on_and_give_no_warning(device: CpuDevice) -> None:
     ends, rates = [], []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS["adamw"](model.parameters())
+        model, optimizer = network_and("adamw")
         first = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -206,8 +193,7 @@ def test_a_learning_rate_that_is_a_tensor_is_read_at_each_step(
 
 
 def test_a_closure_runs_with_gradients_once_and_its_loss_is_returned(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     swap(optimizer)
     seen = []
 
@@ -226,8 +212,7 @@ def test_a_closure_runs_with_gradients_once_and_its_loss_is_returned(device: Cpu
 
 
 def test_a_closure_that_raises_leaves_all_as_it_was(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     swap(optimizer)
     step(model, optimizer, 0)
     before = everything(model, optimizer)
@@ -245,8 +230,7 @@ def test_a_closure_that_raises_leaves_all_as_it_was(device: CpuDevice) -> None:
 def test_hooks_of_others_run_in_their_order_and_get_the_real_optimizer(device: CpuDevice) -> None:
     orders = []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS["adamw"](model.parameters())
+        model, optimizer = network_and("adamw")
         order: list[Any] = []
         optimizer.register_step_pre_hook(lambda *args, o=order: o.append(("pre", type(args[0]).__name__)))
         if on:
@@ -258,8 +242,7 @@ def test_hooks_of_others_run_in_their_order_and_get_the_real_optimizer(device: C
 
 
 def test_an_exception_in_anothers_hook_costs_that_step_alone(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     swap(optimizer)
 
     def raising(*_: Any) -> None:
@@ -274,8 +257,7 @@ def test_an_exception_in_anothers_hook_costs_that_step_alone(device: CpuDevice) 
 
 
 def test_copies_and_pickles_are_plain_optimizers_of_torchs(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     swap(optimizer)
     step(model, optimizer, 0)
     for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
@@ -292,8 +274,7 @@ def test_copies_and_pickles_are_plain_optimizers_of_torchs(device: CpuDevice) ->
 
 
 def test_it_leaves_no_trace(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     before = {key: value for key, value in vars(optimizer).items() if key != "state"}
     before = copy.copy(before)
     swap(optimizer, clip="deferred")
@@ -308,8 +289,7 @@ def test_it_leaves_no_trace(device: CpuDevice) -> None:
 
 
 def test_a_step_that_the_script_compiles_is_left_to_torch(device: CpuDevice) -> None:
-    model = network()
-    optimizer = MAKERS["adamw"](model.parameters())
+    model, optimizer = network_and("adamw")
     swap(optimizer)
     compiled = torch.compile(lambda: optimizer.step(), backend="eager")
     model(torch.ones(1, 50)).sum().backward()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,17 +15,12 @@ from diagnose.kernels._optimizers import Lion
 from diagnose.kernels._swap import swap, unswap
 from torch import nn
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice
+from tests.running import run_ranks
 
-ROOT = Path(__file__).parents[1]
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 Make = Callable[[Any], torch.optim.Optimizer]
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
 
 
 def assert_equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
@@ -172,15 +165,13 @@ def test_each_shard_throws_dice_of_its_own_and_replicas_the_same(
 
 
 TWO_RANKS = """
-import sys
 import torch, torch.distributed as dist
 from diagnose.kernels._swap import swap
 from tests.kernels_on_cpu import kernels_on_cpu
-rank, meeting = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)
+dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(50, 60), torch.nn.Linear(60, 3)).bfloat16()
-torch.manual_seed(100 + rank)
+torch.manual_seed(100 + dist.get_rank())
 wrapped = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 with kernels_on_cpu() as device:
@@ -188,7 +179,7 @@ with kernels_on_cpu() as device:
     for number in range(5):
         optimizer.zero_grad()
         wrapped(torch.randn(4, 50).bfloat16()).float().square().mean().backward()
-        if rank and number == 2:
+        if dist.get_rank() and number == 2:
             model[0].weight.data = model[0].weight.data.clone()
         optimizer.step()
 assert device.launched == ["adamw"] * 5, device.launched
@@ -201,9 +192,5 @@ dist.destroy_process_group()
 
 
 @pytest.mark.extended
-def test_replicas_of_ddp_that_are_seeded_differently_round_alike(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", TWO_RANKS, str(rank), str(tmp_path / "meet")], cwd=ROOT)
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+def test_replicas_of_ddp_that_are_seeded_differently_round_alike() -> None:
+    run_ranks("-c", TWO_RANKS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,15 +15,12 @@ from tests.kernels_on_cpu import (
     assert_close,
     assert_equal,
     everything,
-    kernels_on_cpu,
+    loss_of,
     network,
+    network_and,
 )
 
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu() as device:
-        yield device
+pytest_plugins = ("tests.kernels_on_cpu",)
 
 
 @pytest.mark.parametrize("clip", ["exact", "deferred"])
@@ -32,16 +28,14 @@ def test_a_gradient_scaler_skips_the_step_with_an_infinity(clip: Any, device: Cp
     """The scales are powers of two: without the skipped step the bits are those of training without one."""
     ends, counts = [], []
     for scaled in (False, True):
-        model = network()
-        optimizer = MAKERS["adamw"](model.parameters())
+        model, optimizer = network_and("adamw")
         swap(optimizer, clip=clip)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, enabled=scaled)
         for number in range(7):
             if number == 4 and not scaled:
                 continue
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            loss = scaler.scale(model(image).square().mean())
+            loss = scaler.scale(loss_of(model, number))
             loss.backward()
             if number == 4:
                 model[0].weight.grad[0, 0] = float("inf")
@@ -60,15 +54,13 @@ def test_a_first_step_that_is_skipped_leaves_no_state_that_torch_would_go_wrong_
 ) -> None:
     ends = []
     for skipped in (False, True):
-        model = network()
-        optimizer = MAKERS[name](model.parameters())
+        model, optimizer = network_and(name)
         swap(optimizer, clip="deferred")
         optimizer.step()  # without gradients: from the next one on the scaler leaves skipping to the kernel
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         for number in [9, 0, 1] if skipped else [0, 1]:
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             if number == 9:
                 model[0].bias.grad[0] = float("nan")
             scaler.step(optimizer)
@@ -107,8 +99,7 @@ def test_a_fused_optimizer_of_torchs_leaves_gradients_unscaled_as_torch_does(dev
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         for number in range(3):
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             scaler.step(optimizer)
             scaler.update()
         assert optimizer._step_supports_amp_scaling
@@ -146,8 +137,7 @@ def test_a_wrapper_that_keeps_the_step_method_still_sees_which_steps_are_skipped
 ) -> None:
     ends, skips = [], []
     for on in (False, True):
-        model = network()
-        optimizer = MAKERS["adamw"](model.parameters())
+        model, optimizer = network_and("adamw")
         scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
         if on and swapped_at == 0:
             swap(optimizer, clip=clip)
@@ -156,8 +146,7 @@ def test_a_wrapper_that_keeps_the_step_method_still_sees_which_steps_are_skipped
             if on and number == swapped_at == 2:
                 swap(optimizer, clip=clip)
             optimizer.zero_grad()
-            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
-            scaler.scale(model(image).square().mean()).backward()
+            scaler.scale(loss_of(model, number)).backward()
             if number == 3:
                 model[2].bias.grad[0] = float("inf")
             wrapper.step()

@@ -14,11 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 from diagnose.core.program import Calls, Program
 from diagnose.hooks._padding import padding_beside, padding_in, padding_of
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.forward import ForwardHook
-from diagnose.hooks.model_calls import LOOKED_AT, ModelCallsHook
 from diagnose.rules._examples import profile
 from diagnose.rules.padding_waste import PaddingWaste
 from tests.test_graph_shape import graph_of
+from tests.test_model_calls import told
 
 
 def test_padding_is_a_run_at_the_end_of_rows():
@@ -188,23 +187,19 @@ def masked(*features: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def found_in(model: nn.Module, loaded: Any, *given: torch.Tensor) -> Any:
     """What the rule says of a model that is trained on what is given, of a loader's batch."""
-    recorder = Recorder()
-    recorder.met.model_appears(model)
-    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.looks.inspections:
-            inspect()
-        for _ in range(LOOKED_AT + 2):
-            for note in list(recorder.looks.on_batch):
-                note(loaded)
-            loss = model(*given).pow(2).mean()
-            recorder.steps += 1
-    assert not recorder.notes
-    told = recorder.facts["calls"]
-    calls = Calls(**{each.name: told[each.name] for each in fields(Calls) if each.name in told})
+    recorder, losses = Recorder(), []
+
+    def step(_: int) -> None:
+        for note in list(recorder.looks.on_batch):
+            note(loaded)
+        losses.append(model(*given).pow(2).mean())
+
+    facts = told([model], step, recorder)
+    calls = Calls(**{each.name: facts[each.name] for each in fields(Calls) if each.name in facts})
     if calls.padding_share is None:
         return None
     assert calls.padded_masked
-    return PaddingWaste().check(profile(program=Program(calls=calls, graph=graph_of(loss))))
+    return PaddingWaste().check(profile(program=Program(calls=calls, graph=graph_of(losses[-1]))))
 
 
 class OfAll(nn.Module):

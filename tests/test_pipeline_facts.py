@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -21,14 +19,10 @@ from diagnose.hooks.pipeline_facts import PipelineFactsHook
 from diagnose.rules._engine import ask_one
 from diagnose.rules.pipeline_bubble import PipelineBubble, staged
 
+pytest_plugins = ("tests.group_of_one",)
+pytestmark = pytest.mark.usefixtures("group_of_one")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def stage(index: int = 0, stages: int = 1) -> PipelineStage:

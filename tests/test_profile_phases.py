@@ -25,12 +25,6 @@ from diagnose.store.reader import RankLog
 from tests.rank_logs import MS, NOBODY, log_of, profile, steps_of
 
 
-@pytest.fixture(scope="module", autouse=True)
-def hypothesis_at_work() -> None:
-    """Hypothesis measures the garbage collector, from its first test on."""
-    given(st.none())(lambda nothing: None)()
-
-
 def shares(profile: Profile) -> float:
     return sum(profile.share(phase) or 0.0 for phase in Phase)
 

@@ -18,12 +18,11 @@ from diagnose.hooks._graph_facts import summarize
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import AutogradGraphHook
 from diagnose.hooks.backward import BackwardHook
-from diagnose.hooks.forward import ForwardHook
-from diagnose.hooks.model_calls import ModelCallsHook
 from diagnose.hooks.model_facts import describe as describe_model
 from diagnose.hooks.torch_settings import settings_now
 from tests.fakes import tell_of_pass
 from tests.running import run, write
+from tests.test_model_calls import told
 
 
 def graph(loss: torch.Tensor, *, recomputing: bool = False, wanted: set[int] = frozenset()) -> dict:  # type: ignore[assignment, type-arg]
@@ -237,23 +236,19 @@ def test_a_slow_operation_in_float64_counts_however_few_numbers_it_gives():
 @pytest.mark.parametrize("again", ["never", "no_grad", "eval"])
 def test_a_second_call_with_the_tensor_that_was_trained_on_is_counted(again: str):
     model = nn.Linear(4, 4)
-    recorder = Recorder()
-    recorder.met.model_appears(model)
-    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.looks.inspections:
-            inspect()
-        for _ in range(7):
-            x = torch.randn(2, 4)
-            model(x)
-            if again != "never":
-                model.train(again != "eval")
-                with torch.no_grad():
-                    model(x)
-                model.train()
-            recorder.steps += 1
-    facts = recorder.facts["calls"]
+
+    def step(_: int) -> None:
+        x = torch.randn(2, 4)
+        model(x)
+        if again != "never":
+            model.train(again != "eval")
+            with torch.no_grad():
+                model(x)
+            model.train()
+
+    facts = told([model], step)
     assert (facts["repeated"], facts["judged"]) == (float(again == "no_grad"), float(again == "eval"))
-    assert recorder.facts["calls"]["batch_size"] == 2
+    assert facts["batch_size"] == 2
 
 
 def test_a_call_with_the_adapters_off_is_no_second_call_of_the_same_model():
@@ -261,54 +256,42 @@ def test_a_call_with_the_adapters_off_is_no_second_call_of_the_same_model():
         disable_adapters = False
 
     model = Adapted(4, 4)
-    recorder = Recorder()
-    recorder.met.model_appears(model)
-    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.looks.inspections:
-            inspect()
-        for _ in range(7):
-            x = torch.randn(2, 4)
-            model.disable_adapters = False
+
+    def step(_: int) -> None:
+        x = torch.randn(2, 4)
+        model.disable_adapters = False
+        model(x)
+        model.disable_adapters = True
+        with torch.no_grad():
             model(x)
-            model.disable_adapters = True
-            with torch.no_grad():
-                model(x)
-            recorder.steps += 1
-    assert recorder.facts["calls"]["repeated"] == 0.0
+
+    assert told([model], step)["repeated"] == 0.0
 
 
 @pytest.mark.parametrize("dtype", ["", "bfloat16"])
 def test_the_type_that_autocast_computes_in_is_that_of_the_training_calls(dtype: str):
     model = nn.Linear(4, 4)
-    recorder = Recorder()
-    recorder.met.model_appears(model)
-    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.looks.inspections:
-            inspect()
-        for _ in range(7):
-            with torch.autocast("cpu", enabled=bool(dtype)):
-                model(torch.randn(2, 4))
-            with torch.no_grad():
-                model(torch.randn(2, 4))
-            recorder.steps += 1
-    assert recorder.facts["calls"]["autocast_dtype"] == dtype
+
+    def step(_: int) -> None:
+        with torch.autocast("cpu", enabled=bool(dtype)):
+            model(torch.randn(2, 4))
+        with torch.no_grad():
+            model(torch.randn(2, 4))
+
+    assert told([model], step)["autocast_dtype"] == dtype
 
 
 @pytest.mark.parametrize("evaluated", ["a teacher", "the trained model", "a part of it"])
 def test_a_teacher_is_told_from_an_evaluation_of_the_trained_model(evaluated: str):
     model, teacher = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
     called = {"a teacher": teacher, "the trained model": model, "a part of it": model[0]}[evaluated]
-    recorder = Recorder()
-    recorder.met.model_appears(model)
-    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.looks.inspections:
-            inspect()
-        for _ in range(7):
-            model(torch.randn(2, 4))
-            with torch.no_grad():
-                called(torch.randn(2, 4))
-            recorder.steps += 1
-    assert recorder.facts["calls"]["untrained"] == (1.0 if evaluated == "a teacher" else 0.0)
+
+    def step(_: int) -> None:
+        model(torch.randn(2, 4))
+        with torch.no_grad():
+            called(torch.randn(2, 4))
+
+    assert told([model], step)["untrained"] == (1.0 if evaluated == "a teacher" else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -318,19 +301,15 @@ def test_a_call_without_gradients_in_training_mode_on_something_else_is_none_tha
     mode: str, again: bool, free: float
 ):
     model = nn.Sequential(nn.Linear(4, 4))
-    recorder = Recorder()
-    recorder.met.model_appears(model)
-    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.looks.inspections:
-            inspect()
-        for _ in range(7):
-            batch = torch.randn(2, 4)
-            model(batch)
-            with torch.no_grad():
-                getattr(model, mode)()(batch if again else torch.randn(2, 4))
-            model.train()
-            recorder.steps += 1
-    assert recorder.facts["calls"]["free"] == free
+
+    def step(_: int) -> None:
+        batch = torch.randn(2, 4)
+        model(batch)
+        with torch.no_grad():
+            getattr(model, mode)()(batch if again else torch.randn(2, 4))
+        model.train()
+
+    assert told([model], step)["free"] == free
 
 
 def test_a_function_that_dynamo_gives_up_on_for_a_break_in_a_loop_is_told_with_its_line(tmp_path: Path):

@@ -13,7 +13,7 @@ import pytest
 from diagnose.cli._gate import share
 from diagnose.gate import pytest_plugin
 from tests.gates import commit, git, repository
-from tests.running import REPOSITORY, environment
+from tests.running import REPOSITORY, run
 
 PLUGIN = "diagnose.gate.pytest_plugin"
 IS_INSTALLED = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
@@ -72,27 +72,9 @@ def run_tests(project: Path, test: str, *options: str, **variables: str) -> tupl
     """Runs pytest on one test file, in a process of its own."""
     (project / "test_speed.py").write_text(test)
     plugin = () if IS_INSTALLED else ("-p", PLUGIN)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-rs",
-        "--strict-markers",
-        *plugin,
-        "-p",
-        "no:cacheprovider",
-    ]
-    done = subprocess.run(
-        [*command, "-p", "no:dash", *options],
-        cwd=project,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    return done.returncode, done.stdout + done.stderr
+    usual = ("-q", "-rs", "--strict-markers", *plugin, "-p", "no:cacheprovider", "-p", "no:dash")
+    done = run(sys.executable, "-m", "pytest", *usual, *options, cwd=project, **variables)
+    return done.code, done.stdout + done.stderr
 
 
 def test_a_slower_function_fails_its_test_with_the_gates_text(project: Path) -> None:
@@ -197,14 +179,7 @@ def test_a_function_is_called_in_its_package(tmp_path: Path, file: str, module: 
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     assert pytest_plugin._module(Path(file), module) == module
-    done = subprocess.run(
-        [sys.executable, "-m", "diagnose.gate.call", file, module, "main"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(sys.executable, "-m", "diagnose.gate.call", file, module, "main", cwd=tmp_path)
     assert done.stdout.split() == [printed], done.stderr
 
 

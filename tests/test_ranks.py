@@ -22,7 +22,7 @@ from diagnose.rules import diagnosed
 from diagnose.rules._engine import ask_one, built_in
 from diagnose.rules.frequent_collectives import FrequentCollectives
 from diagnose.store.reader import RankLog
-from tests.running import DIAGNOSE, REPOSITORY, only_run, run, write
+from tests.running import DIAGNOSE, REPOSITORY, only_run, recorded, run, write
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 import ranks
@@ -142,10 +142,7 @@ dist.destroy_process_group()
 
 @pytest.mark.extended
 def test_what_sharded_parameters_are_waited_for_is_communication_and_none_of_the_scripts(tmp_path: Path):
-    script = write(tmp_path / "train.py", SHARDED)
-    ended = run(*DIAGNOSE, "--nproc-per-node", "2", script, cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    profile = diagnosed(load_profile(only_run(tmp_path)))
+    profile = diagnosed(load_profile(recorded(tmp_path, SHARDED, num_ranks=2)))
     fsdp = profile.program.fsdp
     assert fsdp is not None and fsdp.gather_ns and fsdp.scatter_ns
     assert (fsdp.world_size, fsdp.reshards, fsdp.unsharded_bytes) == (2, True, 2 * (32 * 32 + 32) * 4)
@@ -181,9 +178,7 @@ def test_what_the_backward_pass_gathers_anew_is_told_and_named_where_it_would_fi
     text = SHARDED_TWICE
     if not reshards:
         text = text.replace("mesh=mesh)", "mesh=mesh, reshard_after_forward=False)")
-    ended = run(*DIAGNOSE, "--nproc-per-node", "2", write(tmp_path / "train.py", text), cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    profile = load_profile(only_run(tmp_path))
+    profile = load_profile(recorded(tmp_path, text, num_ranks=2))
     fsdp = profile.program.fsdp
     assert fsdp is not None and fsdp.gather_ns and fsdp.regather_ns is not None
     if reshards:
@@ -220,10 +215,7 @@ dist.destroy_process_group()
 def test_stages_that_wait_for_micro_batches_are_named_until_there_are_enough(
     tmp_path: Path, num_microbatches: int
 ):
-    script = write(tmp_path / "train.py", PIPELINED)
-    ended = run(*DIAGNOSE, "--nproc-per-node", "2", script, num_microbatches, cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    profile = load_profile(only_run(tmp_path))
+    profile = load_profile(recorded(tmp_path, PIPELINED, num_microbatches, num_ranks=2))
     pipeline = profile.program.pipeline
     assert pipeline is not None and pipeline.idle_ns is not None
     assert (pipeline.num_stages, pipeline.num_ranks) == (2, 2)
@@ -300,10 +292,7 @@ dist.destroy_process_group()
 
 @pytest.mark.extended
 def test_what_a_rank_waits_for_one_other_is_no_collective(tmp_path: Path):
-    script = write(tmp_path / "train.py", EXCHANGING)
-    ended = run(*DIAGNOSE, "--nproc-per-node", "2", script, cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    profile = load_profile(only_run(tmp_path))
+    profile = load_profile(recorded(tmp_path, EXCHANGING, num_ranks=2))
     for rank in profile.ranks:
         waited_ns = rank.phase_time_ns[Phase.COMMUNICATION]
         assert waited_ns > 10e6

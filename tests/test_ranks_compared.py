@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,12 @@ NUM_STEPS = 100
 WAITING = {"forward": 10.0, "backward": 30.0}
 LATE = {"forward": 30.0, "backward": 10.0}
 """What rank 1 spends."""
+
+MEETING = {"forward": 10.0, "backward": 20.0, "communication": 10.2}
+"""What each of two ranks spends."""
+
+TRAINED = {"optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}]}
+"""What the hooks tell of the optimizer."""
 
 NAMING = {"compute-straggler", "gc-straggler", "input-straggler"}
 
@@ -43,6 +49,19 @@ def job(
             file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
             if rank in by_device:
                 file.add_device_steps(0, device_rows(NUM_STEPS, slots))
+            file.set_meta({"state": {"finished": True}})
+    return diagnosed(load_profile(run))
+
+
+def two_ranks(
+    run: Path, facts: Mapping[str, Any], spent: Callable[[int, int], Mapping[str, float]]
+) -> Profile:
+    """A job of two ranks; `spent` tells what a rank takes in a step, in milliseconds by slot."""
+    manifest(run)
+    for rank in range(2):
+        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
+            for step in range(NUM_STEPS):
+                file.add_steps(steps(step, 1, spent(rank, step), spread=0))
             file.set_meta({"state": {"finished": True}})
     return diagnosed(load_profile(run))
 
@@ -132,20 +151,14 @@ def test_what_a_rank_waits_for_one_other_is_told_by_the_host_alone(tmp_path: Pat
 def test_gradients_that_the_loop_averages_itself_are_no_collectives_of_its_own(
     tmp_path: Path, times: float | None, passes: int, named: set[str]
 ) -> None:
-    run = manifest(tmp_path / "run")
-    facts: dict[str, Any] = {"optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}]}
+    facts: dict[str, Any] = dict(TRAINED)
     if times is not None:
         facts["averaging"] = {
             "elements": 1000 * times * NUM_STEPS,
             "passes": passes * NUM_STEPS,
             "waited_ns": 10 * MS * NUM_STEPS,
         }
-    for rank in range(2):
-        slots = {"forward": 10.0, "backward": 20.0, "communication": 10.2}
-        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
-            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
-            file.set_meta({"state": {"finished": True}})
-    profile = diagnosed(load_profile(run))
+    profile = two_ranks(tmp_path / "run", facts, lambda *_: MEETING)
     assert {each.rule for each in profile.findings} == named
     assert profile.ranks[1].averaged_ns == (0 if times is None else 10 * MS)
 
@@ -162,7 +175,6 @@ def test_gradients_that_the_loop_averages_itself_are_no_collectives_of_its_own(
 def test_what_each_optimizer_updates_of_its_own_is_handed_on_as_gradients_are(
     tmp_path: Path, trained: int, handed_on: float, named: set[str]
 ) -> None:
-    run = manifest(tmp_path / "run")
     fact = {
         "passes": NUM_STEPS,
         "trained": trained,
@@ -170,16 +182,11 @@ def test_what_each_optimizer_updates_of_its_own_is_handed_on_as_gradients_are(
         "waited_ns": 5 * MS * NUM_STEPS,
     }
     facts: dict[str, Any] = {
-        "optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}],
+        **TRAINED,
         "averaging": {**fact, "elements": trained * NUM_STEPS},
         "handed_on": {**fact, "elements": trained * handed_on * NUM_STEPS},
     }
-    for rank in range(2):
-        slots = {"forward": 10.0, "backward": 20.0, "communication": 10.2}
-        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
-            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
-            file.set_meta({"state": {"finished": True}})
-    profile = diagnosed(load_profile(run))
+    profile = two_ranks(tmp_path / "run", facts, lambda *_: MEETING)
     assert {each.rule for each in profile.findings} == named
     assert profile.program.averaging is not None
     assert profile.program.averaging.times == pytest.approx(1.0)
@@ -198,10 +205,9 @@ def test_what_each_optimizer_updates_of_its_own_is_handed_on_as_gradients_are(
 def test_gradients_that_are_averaged_inside_of_passes_are_none_of_the_loops_collectives(
     tmp_path: Path, times: float, passes: int, rounds: int, named: set[str]
 ) -> None:
-    run = manifest(tmp_path / "run")
     waited = {"waited_ns": 10 * MS * NUM_STEPS}
     facts: dict[str, Any] = {
-        "optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}],
+        **TRAINED,
         "exchanges": waited,
         "averaging_inside": {
             "elements": 1000 * times * NUM_STEPS,
@@ -210,12 +216,7 @@ def test_gradients_that_are_averaged_inside_of_passes_are_none_of_the_loops_coll
             **waited,
         },
     }
-    for rank in range(2):
-        slots = {"forward": 10.0, "backward": 20.0, "communication": 10.2}
-        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
-            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
-            file.set_meta({"state": {"finished": True}})
-    profile = diagnosed(load_profile(run))
+    profile = two_ranks(tmp_path / "run", facts, lambda *_: MEETING)
     assert {each.rule for each in profile.findings} == named
     are_gradients = times >= 1
     assert profile.ranks[1].averaged_ns == (10 * MS if are_gradients else 0)
@@ -234,9 +235,8 @@ def test_gradients_that_are_averaged_inside_of_passes_are_none_of_the_loops_coll
 def test_metrics_that_are_added_up_between_pass_and_step_are_no_gradients_that_hooks_average(
     tmp_path: Path, times: int, named: dict[str, int]
 ) -> None:
-    run = manifest(tmp_path / "run")
     facts: dict[str, Any] = {
-        "optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}],
+        **TRAINED,
         "exchanges": {"waited_ns": 4 * MS * NUM_STEPS},
         "averaging": {"elements": 3 * NUM_STEPS, "passes": NUM_STEPS, "waited_ns": 10 * MS * NUM_STEPS},
         "averaging_inside": {
@@ -246,22 +246,17 @@ def test_metrics_that_are_added_up_between_pass_and_step_are_no_gradients_that_h
             "waited_ns": 4 * MS * NUM_STEPS,
         },
     }
-    for rank in range(2):
-        slots = {"forward": 10.0, "backward": 20.0, "communication": 14.0}
-        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
-            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
-            file.set_meta({"state": {"finished": True}})
-    profile = diagnosed(load_profile(run))
+    profile = two_ranks(tmp_path / "run", facts, lambda *_: {**MEETING, "communication": 14.0})
     assert {each.rule: each.lost_ns_per_step for each in profile.findings} == pytest.approx(named)
     assert profile.ranks[1].averaged_ns == 4 * MS
 
 
-AVERAGES = {
-    "optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}],
+AVERAGES: dict[str, Any] = {
+    **TRAINED,
     "averaging": {"elements": 1000 * NUM_STEPS, "passes": NUM_STEPS, "waited_ns": 2 * MS * NUM_STEPS},
 }
-AVERAGES_INSIDE = {
-    "optimizers": AVERAGES["optimizers"],
+AVERAGES_INSIDE: dict[str, Any] = {
+    **TRAINED,
     "averaging_inside": AVERAGES["averaging"],
     "exchanges": {"waited_ns": 2 * MS * NUM_STEPS},
 }
@@ -273,14 +268,12 @@ AVERAGES_INSIDE = {
 def test_a_rank_that_the_others_wait_for_where_the_loop_averages_is_named(
     tmp_path: Path, phase: str, late: int, facts: dict[str, Any]
 ) -> None:
-    run = manifest(tmp_path / "run")
-    for rank in range(2):
+    def spent(rank: int, step: int) -> dict[str, float]:
         slots = {"forward": 10.0, "backward": 20.0, "communication": 2.0, "gap_after_rest": 1.0}
         slots[phase if rank == late else "communication"] += 5.0
-        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
-            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
-            file.set_meta({"state": {"finished": True}})
-    profile = diagnosed(load_profile(run))
+        return slots
+
+    profile = two_ranks(tmp_path / "run", facts, spent)
     (found,) = profile.findings
     assert (found.rule, found.ranks) == ("compute-straggler", (late,))
     assert found.lost_ns_per_step == pytest.approx(5 * MS)
@@ -289,16 +282,15 @@ def test_a_rank_that_the_others_wait_for_where_the_loop_averages_is_named(
 
 
 def test_ranks_that_take_turns_where_the_loop_averages_are_not_named(tmp_path: Path) -> None:
-    run = manifest(tmp_path / "run")
-    for rank in range(2):
-        with contextlib.closing(writer(run, rank, world_size=2, facts=AVERAGES)) as file:
-            for step in range(NUM_STEPS):
-                is_late = step % 2 == rank
-                slots = {"forward": 10.0, "backward": 20.0 + 8.0 * is_late, "communication": 2.0}
-                slots["communication"] += 8.0 * (not is_late)
-                file.add_steps(steps(step, 1, slots, spread=0))
-            file.set_meta({"state": {"finished": True}})
-    profile = diagnosed(load_profile(run))
+    def spent(rank: int, step: int) -> dict[str, float]:
+        is_late = step % 2 == rank
+        return {
+            "forward": 10.0,
+            "backward": 20.0 + 8.0 * is_late,
+            "communication": 2.0 + 8.0 * (not is_late),
+        }
+
+    profile = two_ranks(tmp_path / "run", AVERAGES, spent)
     assert profile.program.gatherings is not None
     assert profile.findings == ()
 
@@ -314,21 +306,18 @@ def test_ranks_that_take_turns_where_the_loop_averages_are_not_named(tmp_path: P
 def test_a_pause_is_lost_whatever_the_other_rank_holds_up_in_other_steps(
     tmp_path: Path, paused: int, slower_ms: float, pause_ms: float
 ) -> None:
-    run = manifest(tmp_path / "run")
-    for rank in range(2):
-        with contextlib.closing(writer(run, rank, world_size=2, facts=AVERAGES)) as file:
-            for step in range(NUM_STEPS):
-                pauses = step % 25 == 7
-                own = {"forward": 10.0, "backward": 20.0, "communication": 2.0}
-                if rank == paused:
-                    own["gc"] = pause_ms * pauses
-                    own["communication"] += slower_ms * (not pauses)
-                else:
-                    own["backward"] += slower_ms
-                    own["communication"] += (pause_ms - slower_ms) * pauses
-                file.add_steps(steps(step, 1, own, spread=0))
-            file.set_meta({"state": {"finished": True}})
-    profile = diagnosed(load_profile(run))
+    def spent(rank: int, step: int) -> dict[str, float]:
+        pauses = step % 25 == 7
+        own = {"forward": 10.0, "backward": 20.0, "communication": 2.0}
+        if rank == paused:
+            own["gc"] = pause_ms * pauses
+            own["communication"] += slower_ms * (not pauses)
+        else:
+            own["backward"] += slower_ms
+            own["communication"] += (pause_ms - slower_ms) * pauses
+        return own
+
+    profile = two_ranks(tmp_path / "run", AVERAGES, spent)
     found = next(each for each in profile.findings if each.rule == "gc-straggler")
     assert found.ranks == (paused,)
     assert found.lost_ns_per_step == pytest.approx((pause_ms - slower_ms) / 25 * MS)
@@ -336,12 +325,7 @@ def test_a_pause_is_lost_whatever_the_other_rank_holds_up_in_other_steps(
 
 def test_pauses_that_nobody_waits_for_are_not_lost(tmp_path: Path) -> None:
     """A rank that pauses a little in each step, and is still the first to come."""
-    run = manifest(tmp_path / "run")
-    for rank in range(2):
-        slots = {"forward": 10.0, "backward": 20.0, "communication": 2.0}
-        slots |= {"gc": 3.0, "communication": 7.0} if rank == 0 else {"backward": 28.0}
-        with contextlib.closing(writer(run, rank, world_size=2, facts=AVERAGES)) as file:
-            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
-            file.set_meta({"state": {"finished": True}})
-    profile = diagnosed(load_profile(run))
+    pausing = {"forward": 10.0, "backward": 20.0, "gc": 3.0, "communication": 7.0}
+    waited_for = {"forward": 10.0, "backward": 28.0, "communication": 2.0}
+    profile = two_ranks(tmp_path / "run", AVERAGES, lambda rank, step: waited_for if rank else pausing)
     assert "gc-straggler" not in {each.rule for each in profile.findings}

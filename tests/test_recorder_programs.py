@@ -7,7 +7,6 @@ import io
 from contextlib import suppress
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -17,13 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.hooks._recorder import Recorder
 from tests.fakes import FakeClock, SlowOptimizer, measured
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hypothesis_at_work() -> None:
-    """Hypothesis measures the garbage collector, too, from its first test on."""
-    given(st.none())(lambda nothing: None)()
-
+from tests.hook_calls import SlowToPickle
 
 Program = tuple[Any, ...]
 """An instruction and what belongs to it, programs to run inside it among them."""
@@ -86,7 +79,7 @@ class Machine:
             self.batches[which] = None
 
     def save(self, time_ns: int) -> None:
-        torch.save(SlowToSave(self.clock, time_ns), io.BytesIO())
+        torch.save(SlowToPickle(self.clock, time_ns), io.BytesIO())
 
     def collect(self, inside: tuple[Program, ...]) -> None:
         RunsWhenDeleted(self, inside)
@@ -141,15 +134,6 @@ class RunsWhenDeleted:
     def __del__(self) -> None:
         with suppress(Failed):
             self.machine.run(self.inside)
-
-
-class SlowToSave:
-    def __init__(self, clock: FakeClock, time_ns: int) -> None:
-        self.clock, self.time_ns = clock, time_ns
-
-    def __reduce__(self) -> Any:
-        self.clock.spend(self.time_ns)
-        return (list, ())
 
 
 def programs() -> st.SearchStrategy[tuple[Program, ...]]:

@@ -23,7 +23,7 @@ from diagnose.rules._examples import profile
 from diagnose.rules._update_times import SAVED
 from diagnose.rules.anomaly_mode import BACKWARD_NS, BYTE_NS
 from diagnose.rules.slow_optimizer import SlowOptimizer
-from tests.running import DIAGNOSE, only_run, run, write
+from tests.running import recorded
 
 pytestmark = pytest.mark.alone
 
@@ -64,10 +64,8 @@ for step in range(60):
 FAULTS = ("slow-optimizer", "needless-recompute", "extra-forward")
 
 
-def recorded(fault: str, folder: Path) -> Profile:
-    ended = run(*DIAGNOSE, write(folder / "train.py", SCRIPT), fault, cwd=folder)
-    assert ended.code == 0, ended.stderr
-    return diagnosed(load_profile(only_run(folder)))
+def profile_of(fault: str, folder: Path) -> Profile:
+    return diagnosed(load_profile(recorded(folder, SCRIPT, fault)))
 
 
 def named(profile: Profile) -> dict[str, Finding]:
@@ -76,7 +74,7 @@ def named(profile: Profile) -> dict[str, Finding]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_in_a_real_run(fault: str, tmp_path: Path):
-    profile = recorded(fault, tmp_path)
+    profile = profile_of(fault, tmp_path)
     found = named(profile)
     assert fault in found, (found.keys(), profile.program)
     share = found[fault].lost_ns_per_step / profile.step_time_ns
@@ -171,7 +169,7 @@ def test_attention_that_torch_computes_step_by_step_is_not_said_to_be_written_ou
 
 
 def test_the_same_script_without_a_fault_has_none_of_them(tmp_path: Path):
-    found = named(recorded("none", tmp_path))
+    found = named(profile_of("none", tmp_path))
     assert not set(found) & {*FAULTS, "unused-gradients", "unfused-attention", "padding-waste"}
 
 

@@ -27,7 +27,7 @@ from diagnose.rules._phases import shared
 from diagnose.rules._traps import traps
 from diagnose.rules.needless_recompute import on_device
 from diagnose.store.reader import RankLog
-from tests.running import DIAGNOSE, only_run, run, write
+from tests.running import recorded
 
 RULES = built_in()
 
@@ -184,16 +184,13 @@ dist.destroy_process_group()
 """
 
 
-def recorded(fault: str, folder: Path) -> Profile:
-    script = write(folder / "train.py", SCRIPT)
-    ended = run(*DIAGNOSE, "--nproc-per-node", "2", script, fault, cwd=folder)
-    assert ended.code == 0, ended.stderr
-    return diagnosed(load_profile(only_run(folder)))
+def profile_of(fault: str, folder: Path) -> Profile:
+    return diagnosed(load_profile(recorded(folder, SCRIPT, fault, num_ranks=2)))
 
 
 @pytest.mark.extended
 def test_ranks_with_batches_of_different_length_wait_for_the_fullest(tmp_path: Path):
-    profile = recorded("uneven-work", tmp_path)
+    profile = profile_of("uneven-work", tmp_path)
     found = {finding.rule: finding for finding in profile.findings}
     assert "uneven-work" in found
     assert "compute-straggler" not in found
@@ -205,7 +202,7 @@ def test_ranks_with_batches_of_different_length_wait_for_the_fullest(tmp_path: P
 
 @pytest.mark.extended
 def test_a_collector_that_stops_one_rank_is_named_and_counted_once(tmp_path: Path):
-    profile = recorded("gc-straggler", tmp_path)
+    profile = profile_of("gc-straggler", tmp_path)
     found = {finding.rule: finding for finding in profile.findings}
     assert found["gc-straggler"].ranks == (1,)
     assert "compute-straggler" not in found

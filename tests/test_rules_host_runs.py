@@ -13,7 +13,7 @@ from diagnose.analysis.profile import load_profile, load_series
 from diagnose.core.profile import Profile
 from diagnose.rules._engine import ask
 from tests.findings import MAX_FOREIGN_CPUS, RULES, undisturbed
-from tests.running import DIAGNOSE, only_run, run, write
+from tests.running import DIAGNOSE, only_run, recorded, run, write
 
 pytestmark = pytest.mark.alone
 
@@ -76,14 +76,11 @@ with open(sys.argv[2] + "/spent.json", "w") as file:
     ],
 )
 def test_a_fault_in_a_real_run_is_named_with_its_line_and_its_size(fault: str, rule: str, tmp_path: Path):
-    script = write(tmp_path / "train.py", JOB)
-    ended = run(*DIAGNOSE, "--quiet", script, fault, tmp_path, cwd=tmp_path)
-    assert ended.code == 0, ended.stderr[-2000:]
-    seen = load_profile(only_run(tmp_path))
+    seen = load_profile(recorded(tmp_path, JOB, fault, tmp_path))
     findings = {finding.rule: finding for finding in ask(RULES, seen)[0]}
     assert rule in findings, list(findings)
     found = findings[rule]
-    assert found.file == str(script)
+    assert found.file == str(tmp_path / "train.py")
     spent = json.loads((tmp_path / "spent.json").read_text())[seen.steps.warmup :]
     true_ns = 1e9 * sum(spent) / len(spent)
     assert found.lost_ns_per_step == pytest.approx(true_ns, rel=0.3)

@@ -22,7 +22,7 @@ from diagnose.rules.contended_rank import ContendedRank, delayed
 from diagnose.rules.frequent_collectives import TURNS, UNPICKLES, FrequentCollectives
 from diagnose.rules.input_straggler import InputStraggler
 from diagnose.rules.uneven_work import SEEN, UnevenWork, uneven
-from tests.running import DIAGNOSE, only_run, run, write
+from tests.running import recorded
 
 pytestmark = pytest.mark.alone
 
@@ -172,10 +172,7 @@ dist.destroy_process_group()
 
 def trained(folder: Path, script: str, *arguments: str) -> Profile:
     """Trains on two ranks."""
-    path = write(folder / "train.py", script)
-    ended = run(*DIAGNOSE, "--nproc-per-node", "2", path, *arguments, cwd=folder)
-    assert ended.code == 0, ended.stderr
-    return diagnosed(load_profile(only_run(folder)))
+    return diagnosed(load_profile(recorded(folder, script, *arguments, num_ranks=2)))
 
 
 def test_a_rank_that_is_slow_in_its_backward_pass_is_named(tmp_path: Path):

@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from diagnose.analysis.profile import load_profile
-from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, finish, only_run, run, start, write
+from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, comes_true, finish, only_run, run, start, write
 
 ENDS = SCRIPTS / "ends.py"
 
@@ -33,9 +32,7 @@ def until_recorded(process: subprocess.Popen[str], folder: Path) -> None:
     for line in process.stdout:
         if line == "trained\n":
             break
-    deadline = time.monotonic() + 60
-    while load_profile(only_run(folder)).steps.count < 29 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    assert comes_true(lambda: load_profile(only_run(folder)).steps.count >= 29, within_s=60)
 
 
 # A step ends when the next one begins or training is over: a script cut short has not ended its last.

@@ -23,8 +23,9 @@ EPOCH = 16
 MS = 1_000_000
 
 
-def short_epochs(num_steps: int = 20 * EPOCH, told: int = 20) -> RankLog:
+def short_epochs(told: int = 20) -> RankLog:
     """Steps of 10 ms; the first of each epoch waits 100 ms for its batch. Of `told` is known where."""
+    num_steps = 20 * EPOCH
     steps = np.zeros((num_steps, len(COLUMNS)), dtype=np.int64)
     begins = np.arange(num_steps) % EPOCH == 0
     steps[:, COLUMNS.index(Phase.DATA_WAIT.value)] = np.where(begins, 100_000_000, 1_000_000)

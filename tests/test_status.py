@@ -18,7 +18,7 @@ from diagnose.report import Terminal, status_json, status_text
 from diagnose.store.liveness import liveness
 from diagnose.store.writer import Writer
 from tests.profiles import FAULTY, NOTHING, assert_lines
-from tests.running import DIAGNOSE, finish, only_run, run, start, write
+from tests.running import DIAGNOSE, comes_true, finish, only_run, run, start, write
 
 STATUS = (sys.executable, "-m", "diagnose", "status")
 TRAINS = """
@@ -176,15 +176,11 @@ def test_status_follows_a_run_from_its_first_steps_to_its_end(tmp_path: Path) ->
 def test_status_of_a_run_killed_with_its_supervisor_says_that_it_is_gone(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", TRAINS)
     process, _ = start(*DIAGNOSE, script, cwd=tmp_path, start_new_session=True)
-    deadline = time.monotonic() + WITHIN_S
-    while liveness(only_run(tmp_path)).last_record_s is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+    assert comes_true(lambda: liveness(only_run(tmp_path)).last_record_s is not None, WITHIN_S)
     os.killpg(process.pid, signal.SIGKILL)
     finish(process)
     # The supervisor is gone by now; its child dies on its own time.
-    while liveness(only_run(tmp_path)).state is State.RUNNING and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert liveness(only_run(tmp_path)).state is State.GONE
+    assert comes_true(lambda: liveness(only_run(tmp_path)).state is State.GONE, WITHIN_S)
     watched = run(*STATUS, "--watch", "0.1", cwd=tmp_path)
     assert watched.code == 0
     assert ": no longer running, not closed; last record " in watched.stdout

@@ -69,9 +69,9 @@ def counted(machine: Machine) -> int:
     return [kind for kind, _ in machine.told].count("diagnosed")
 
 
-def asked_at_a_price(control: Controller, cost_s: float) -> None:
-    """The rules find nothing, and asking them takes so long."""
-    object.__setattr__(control._world, "diagnose", lambda first_step: Found([], cost_ns=cost_s * 1e9))
+def asked_at_a_price(control: Controller) -> None:
+    """The rules find nothing, and asking them takes half a second."""
+    object.__setattr__(control._world, "diagnose", lambda first_step: Found([], cost_ns=5e8))
 
 
 def test_a_loop_that_is_over_in_a_few_seconds_is_left_alone_and_the_next_one_tuned():
@@ -101,7 +101,7 @@ def test_the_rules_are_asked_again_when_two_hundredths_of_the_time_pay_for_it():
     """Steps of a third of a millisecond: 200 pass in no time."""
     machine = Machine(base_ns=MS / 3, memory=0.0)
     control = controller(machine, [], [])
-    asked_at_a_price(control, 0.5)
+    asked_at_a_price(control)
     for seconds, times in ((20, 1), (30, 2), (45, 2), (55, 3)):
         while machine.now < seconds * 1e9:
             train(machine, control, 100)
@@ -111,7 +111,7 @@ def test_the_rules_are_asked_again_when_two_hundredths_of_the_time_pay_for_it():
 def test_where_the_run_is_over_before_that_tuning_ends_at_once():
     machine = Machine(base_ns=MS / 3)
     control = controller(machine, [], [])
-    asked_at_a_price(control, 0.5)
+    asked_at_a_price(control)
     control._world.job.steps_left = lambda: 60_000
     while machine.now < 3 * 1e9:
         train(machine, control, 100)

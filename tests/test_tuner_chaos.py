@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,14 @@ from tests.chaos import (
     OF_THE_PROCESS,
     Fault,
     Injected,
-    no_worker_is_left,
     run_tuned,
 )
+from tests.loops import children_end
 from tests.running import DIAGNOSE, PLAIN, write
 from tests.short_script import STEPS, Ending, Script, run
+
+pytest_plugins = ("tests.compiled",)
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 
 WITH_WORKERS = ("loader-prefetch", "persistent-workers")
 WITHOUT_WORKERS = (
@@ -53,13 +55,6 @@ WITH_NOISE = ("fork-continuation",)
 
 CALLS_OF_HOOKS = 3000
 """About so many calls our hooks make while the script runs."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_graphs() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @functools.cache
@@ -94,7 +89,7 @@ def assert_unharmed(case: Case) -> Ending:
     assert ending.samples == expected.samples
     assert ending.left == expected.left
     assert ending.left_in_the_job == [{}, [], []]
-    assert no_worker_is_left()
+    assert children_end()
     safeties = {ACTIONS[name].safety for name in case.names}
     if safeties == {Safety.EXACT}:
         assert torch.equal(ending.random, expected.random)
@@ -151,20 +146,6 @@ COMMON = {
 }
 QUICK = settings(max_examples=6, derandomize=True, phases=[Phase.generate], **COMMON)
 LONG = settings(max_examples=100, phases=[Phase.generate, Phase.shrink], **COMMON)
-
-
-def start_hypothesis() -> None:
-    """Lets hypothesis add its own garbage collection callback before a test could be blamed for it."""
-
-    @settings(max_examples=1, database=None)
-    @given(st.none())
-    def nothing(_: None) -> None:
-        """Nothing."""
-
-    nothing()
-
-
-start_hypothesis()
 
 
 @QUICK

@@ -20,7 +20,7 @@ from diagnose.store.reader import RankLog
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.policy import Policy
-from tests.simulated_job import Change, Machine, controller, lead, train
+from tests.simulated_job import Change, Machine, controller, lead, train, train_until
 from tests.simulated_loss import Training, tuned
 
 
@@ -60,8 +60,7 @@ def test_a_pause_begins_no_trial_and_resuming_does() -> None:
 def test_what_is_kept_stays_in_force_while_tuning_is_paused() -> None:
     machine = Machine()
     control = controller(machine, [Change(machine, "good", factor=0.5)])
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     ask(control, "pause-tuning")
     train(machine, control, 2000)
     assert machine.factors == {"good": 0.5}
@@ -75,8 +74,7 @@ def test_an_alarm_of_the_loss_does_not_end_a_pause() -> None:
     training = Training(machine)
     fewer = Change(machine, "fewer-bits", factor=0.5, safety=Safety.PRECISION)
     control = tuned(machine, training, fewer, Change(machine, "late", factor=0.5, not_before=1000))
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     ask(control, "pause-tuning")
     train(machine, control, 10)
     training.wrong = lambda: math.nan
@@ -144,8 +142,7 @@ def test_leave_that_is_taken_back_undoes_what_needed_it() -> None:
 def test_a_command_in_the_middle_of_a_trial_waits_for_its_end() -> None:
     machine = Machine()
     control = controller(machine, [Change(machine, "a", factor=0.5), Change(machine, "b", factor=0.9)])
-    while control.state != "trying":
-        train(machine, control, 1)
+    train_until(machine, control, "trying")
     ask(control, "pause-tuning")
     train(machine, control, 2)
     assert answers(machine) == []

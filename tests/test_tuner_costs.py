@@ -14,7 +14,7 @@ from diagnose.core.command import Command
 from diagnose.core.job import Job
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.policy import Policy
-from tests.simulated_job import MS, Change, Machine, controller, lead, train
+from tests.simulated_job import MS, Change, Machine, controller, lead, train, train_until
 
 
 @dataclass
@@ -114,8 +114,7 @@ def test_a_change_without_effect_is_given_up_long_before_its_last_pair():
 def test_what_wins_much_is_taken_out_again_only_for_a_hundredth_of_the_time():
     machine = Machine(memory=0.0)
     control = controller(machine, [Change(machine, "cache", factor=0.05)])
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     begun, taken_out = machine.now, 0
     while machine.steps < 60_000:
         before = machine.now
@@ -259,8 +258,7 @@ def test_what_fails_in_it_while_nobody_looks_ends_the_tuning_of_that_rank_once(r
 def test_what_makes_steps_twenty_times_as_fast_is_not_taken_out_again_soon_after_its_confirmation():
     machine = Machine(memory=0.0)
     control = controller(machine, [Change(machine, "great", factor=0.05)])
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     train(machine, control, 3_000)
     assert "recheck" not in [kind for kind, _ in machine.told]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diagnose.core.job import Job
-from tests.simulated_job import Change, Machine, controller, lead, train
+from tests.simulated_job import Change, Machine, controller, lead, train, train_until
 
 
 @pytest.mark.parametrize("settings", [{}, {"choices": (1, 2, 3)}])
@@ -29,8 +29,7 @@ def test_the_end_of_the_script_undoes_everything_wherever_it_comes(settings):
 def test_a_trial_cut_off_by_the_end_is_told():
     machine = Machine()
     control = controller(machine, [Change(machine, "slow-to-tell", factor=0.97)])
-    while control.state != "trying":
-        train(machine, control, 1)
+    train_until(machine, control, "trying")
     train(machine, control, 25)
     control.finish()
     (trial,) = machine.trials()
@@ -129,8 +128,7 @@ def test_one_that_gives_itself_up_goes_from_between_two_others():
     machine = Machine(seed=2)
     tired, fine = SeesAll(machine, "tired", factor=0.6), SeesAll(machine, "fine", factor=0.6)
     control = controller(machine, [tired, fine])
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     assert list(machine.factors) == ["tired", "fine"]
     tired.gives_up = "the script changed its dataset"
     train(machine, control, 3_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from diagnose.tuner.kept import Kept
-from tests.simulated_job import Change, Machine, controller, train
+from tests.simulated_job import Change, Machine, controller, train, train_until
 
 
 def test_what_was_kept_is_undone_when_it_comes_to_cost():
@@ -36,8 +36,7 @@ def test_what_won_its_trial_and_costs_a_twentieth_afterwards_is_undone():
         machine = Machine(seed=seed)
         action = Change(machine, "fickle", factor=0.7)
         control = controller(machine, [action])
-        while control.state != "confirming":
-            train(machine, control, 1)
+        train_until(machine, control, "confirming")
         assert machine.factors == {}, "it is measured without the change first"
         action.factor = 1.05
         while control.state == "confirming":
@@ -80,8 +79,7 @@ def test_a_kept_action_that_gives_itself_up_is_dropped_and_the_others_stay():
     machine = Machine(seed=2)
     tired, fine = Change(machine, "tired", factor=0.6), Change(machine, "fine", factor=0.6)
     control = controller(machine, [tired, fine])
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     assert set(machine.factors) == {"tired", "fine"}
     tired.gives_up = "the script changed its dataset"
     train(machine, control, 3_000)

@@ -13,7 +13,7 @@ from diagnose.tuner.controller import Controller
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.loss_trend import OWN_FAULTS, LossTrend
 from diagnose.tuner.policy import Policy
-from tests.simulated_job import Change, Machine, Numbers, train
+from tests.simulated_job import Change, Machine, Numbers, train, train_until
 from tests.simulated_loss import Training, tuned
 
 
@@ -315,8 +315,7 @@ def test_the_loss_of_each_step_is_watched_as_long_as_something_is_in_force_that_
     machine = Machine(memory=0.0)
     action = Change(machine, "lossy", factor=factor, safety=Safety.PRECISION)
     control = tuned(machine, Training(machine), action, Change(machine, "fine", factor=0.6))
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     train(machine, control, 1_000)
     before = machine.boundaries
     train(machine, control, 1_000)
@@ -331,8 +330,7 @@ def test_a_loss_that_rose_by_itself_while_nobody_watched_is_not_charged_to_what_
     fine = Change(machine, "fine", factor=0.6)
     policy = Policy(allowed=frozenset({Safety.PRECISION}))
     control = tuned(machine, training, action, fine, later, policy=policy)
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     train(machine, control, 500)
     training.wrong = lambda: 20.0 + machine.steps % 7
     train(machine, control, 10)

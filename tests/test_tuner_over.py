@@ -16,7 +16,7 @@ from diagnose.core.trial import Outcome, Safety
 from diagnose.report._tuning_words import verdict
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.loss_trend import LossAlarm
-from tests.simulated_job import Change, Found, Machine, controller, lead, train
+from tests.simulated_job import Change, Found, Machine, controller, lead, train, train_until
 from tests.simulated_loss import Training, tuned
 from tests.test_tuner_agreement import Meeting, Simulated, train_together
 from tests.test_tuner_commands import told_by
@@ -32,8 +32,7 @@ def holding(machine: Machine, *actions: Change) -> tuple[Controller, list[nn.Mod
     """A job of one model whose changes are kept and confirmed."""
     control = controller(machine, actions)
     models = control._world.job.models = [nn.Linear(2, 1)]
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     return control, models
 
 
@@ -89,8 +88,7 @@ def test_while_it_is_measured_it_is_not_put_on_what_is_trained_by_then():
     machine = Machine(seed=2)
     control = controller(machine, [Hung(machine, "hung", factor=0.6)])
     models = control._world.job.models = [nn.Linear(2, 1)]
-    while control.state != "confirming":
-        train(machine, control, 1)
+    train_until(machine, control, "confirming")
     assert machine.factors == {}
     models[:] = [nn.Linear(2, 1)]
     for _ in range(1500):
@@ -133,8 +131,7 @@ def test_a_trial_whose_model_goes_tells_of_no_gain_that_nobody_saw_and_is_made_a
     machine = Machine(seed=2)
     control = controller(machine, [Hung(machine, "hung", factor=0.6)])
     models = control._world.job.models = [nn.Linear(2, 1)]
-    while control.state != "trying":
-        train(machine, control, 1)
+    train_until(machine, control, "trying")
     train(machine, control, 10)
     models[:] = [nn.Linear(2, 1)]
     train(machine, control, 60)
@@ -212,8 +209,7 @@ def test_a_confirmation_whose_model_goes_tells_nothing_and_leaves_the_others():
     machine = Machine(seed=2)
     control = controller(machine, [Hung(machine, "hung", factor=0.6), Change(machine, "fine", factor=0.6)])
     models = control._world.job.models = [nn.Linear(2, 1)]
-    while control.state != "confirming":
-        train(machine, control, 1)
+    train_until(machine, control, "confirming")
     train(machine, control, 20)
     models[:] = [nn.Linear(2, 1)]
     train(machine, control, 300)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import pytest
 from diagnose.launch.command import environment as recorded
 from diagnose.launch.settings import Settings
 from diagnose.store.reader import read_rank
-from tests.running import DIAGNOSE, PLAIN, REPOSITORY, SCRIPTS, environment, run
+from tests.running import DIAGNOSE, PLAIN, SCRIPTS, environment, free_port, run, run_ranks
 
 SCRIPT = SCRIPTS / "tuned_ranks.py"
 APPLY = '[[action]]\nname = "fused-optimizer"\n'
@@ -47,12 +46,6 @@ class Job:
     @property
     def weights(self) -> list[str]:
         return [line.rpartition(" ")[2] for line in self.lines]
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def start(
@@ -315,22 +308,8 @@ def test_a_job_of_which_only_some_ranks_are_tuned_goes_on(tmp_path, plain):
 def exchanges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of three ranks got."""
     folder = tmp_path_factory.mktemp("exchanges")
-    place = environment(WORLD_SIZE="3", OMP_NUM_THREADS="1")
-    processes = [
-        subprocess.Popen(
-            [*PLAIN, "-m", "tests.scripts.exchanges", str(folder)],
-            cwd=REPOSITORY,
-            env={**place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    printed = [process.communicate(timeout=90) for process in processes]
-    for process, (_, stderr) in zip(processes, printed, strict=True):
-        assert process.returncode == 0, stderr
-    return [json.loads(stdout) for stdout, _ in printed]
+    ended = run_ranks("-m", "tests.scripts.exchanges", str(folder), num_ranks=3)
+    return [json.loads(each.stdout) for each in ended]
 
 
 @pytest.mark.extended

@@ -7,7 +7,7 @@ from torch import nn
 
 from diagnose.report._tuning_words import verdict
 from diagnose.tuner.kept import Kept
-from tests.simulated_job import Change, Machine, Settled, controller, train
+from tests.simulated_job import Change, Machine, Settled, controller, train, train_until
 from tests.test_tuner_commands import told_by
 from tests.test_tuner_over import Hung
 
@@ -131,8 +131,7 @@ def test_it_is_confirmed_later_where_the_first_model_went_before_that():
     control = controller(machine, [Hung(machine, "hung", factor=0.5)], reuse=[Kept(action="hung")])
     job = control._world.job
     job.models = [nn.Linear(2, 1)]
-    while control.state != "confirming":
-        train(machine, control, 1)
+    train_until(machine, control, "confirming")
     train(machine, control, 10)
     job.models = [nn.Linear(2, 1)]
     train(machine, control, 500)

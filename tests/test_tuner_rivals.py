@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diagnose.tuner.controller import Controller
-from tests.simulated_job import Exclusive, Machine, controller, lead, train
+from tests.simulated_job import Exclusive, Machine, controller, lead, train, train_until
 
 
 def two_that_exclude_each_other(
@@ -32,8 +32,7 @@ def test_what_is_kept_makes_way_only_for_what_is_expected_to_win_clearly_more():
 def test_a_better_action_takes_the_place_of_a_kept_one_that_it_excludes():
     machine = Machine(seed=1)
     control, one, other = two_that_exclude_each_other(machine, factor=0.2)
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     assert machine.outcomes() == {"one": "kept", "other": "kept"}
     assert machine.factors == {"other": 0.2}
     assert one.calls.count("prepare") == one.calls.count("unprepare") == 1
@@ -60,8 +59,7 @@ def test_a_better_action_takes_the_place_of_a_kept_one_that_it_excludes():
 def test_what_is_kept_comes_back_where_the_other_does_not_win(of_the_other, outcome):
     machine = Machine()
     control, _, _ = two_that_exclude_each_other(machine, **of_the_other)
-    while control.state != "holding":
-        train(machine, control, 1)
+    train_until(machine, control, "holding")
     assert machine.outcomes() == {"one": "kept", "other": outcome}
     assert machine.factors == {"one": 0.5}
     assert "dropped" not in [kind for kind, _ in machine.told]

@@ -12,7 +12,7 @@ import pytest
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.tuner.policy import Policy
-from tests.simulated_job import MS, Change, Machine, controller, lead, train
+from tests.simulated_job import MS, Change, Machine, controller, lead, train, train_until
 
 
 @dataclass
@@ -92,8 +92,7 @@ def test_where_the_machine_became_slower_untouched_steps_are_looked_at_again(slo
     machine = calm()
     action = Change(machine, "good", factor=0.8)
     control = controller(machine, [action], policy=Policy(only=("good",)))
-    while control.state != "trying":
-        train(machine, control, 1)
+    train_until(machine, control, "trying")
     machine.base_ns *= slower
     train(machine, control, 1000)
     assert machine.outcomes() == {"good": "kept"}

@@ -48,8 +48,8 @@ def step_without_one(recorder: Recorder) -> bool:
     return False
 
 
-def called_at(step: Callable[[Recorder], bool], every: int, steps: int) -> tuple[list[int], list[bool]]:
-    """Returns after which steps who rests for `every` steps was called, and in which all looked away."""
+def called_at(step: Callable[[Recorder], bool], every: int) -> tuple[list[int], list[bool]]:
+    """Returns after which of 200 steps who rests for `every` was called, and in which all looked away."""
     recorder, calls = Recorder(), list[int]()
 
     def boundary() -> None:
@@ -57,24 +57,24 @@ def called_at(step: Callable[[Recorder], bool], every: int, steps: int) -> tuple
         recorder.rest_until(recorder.steps + every)
 
     recorder.on_boundary = boundary
-    return calls, [step(recorder) for _ in range(steps)]
+    return calls, [step(recorder) for _ in range(200)]
 
 
 def test_who_rests_is_not_called_and_the_hooks_look_away():
-    calls, looked_away = called_at(step_with_a_loader, 10, 200)
+    calls, looked_away = called_at(step_with_a_loader, 10)
     assert calls == list(range(calls[0], 200, 10))
     calm = looked_away[CURIOUS_UNTIL + 2 :]
     assert sum(calm) >= len(calm) - len(calls)
 
 
 def test_who_does_not_rest_is_called_after_each_step_and_nothing_looks_away():
-    calls, looked_away = called_at(step_with_a_loader, 1, 200)
+    calls, looked_away = called_at(step_with_a_loader, 1)
     assert calls == list(range(calls[0], 200))
     assert not any(looked_away)
 
 
 def test_a_loop_without_a_loader_lets_steps_pass_too():
-    calls, _ = called_at(step_without_one, 10, 200)
+    calls, _ = called_at(step_without_one, 10)
     assert len(calls) in (19, 20)
     assert {later - earlier for earlier, later in itertools.pairwise(calls)} == {10}
 

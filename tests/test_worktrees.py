@@ -35,6 +35,18 @@ from tests.running import BY_PATH, run, write
 
 TRAIN = "from net import STEP_MS\nprint(STEP_MS, STEP_MS)\n"
 
+WORK = "import time\n\ndef work():\n    time.sleep(0.01)\n"
+TRAINS = """\
+import torch
+from net import work
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight])
+for _ in range(1000):
+    work()
+    (weight * 2).sum().backward()
+    optimizer.step()
+"""
+
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
@@ -47,14 +59,11 @@ def linked(tmp_path: Path) -> Path:
     return tmp_path / "link" / "repo"
 
 
-def of_two_commits(repository: Path, folder: Path) -> GateRequest:
-    """Asks for `train.py` of the last two commits to be compared."""
+def request_in(cwd: Path, folder: Path) -> GateRequest:
+    """The comparison of the last two commits of `train.py`."""
+    commands = (("train.py",),) * 2
     return GateRequest(
-        asked=Asked(),
-        commits="main~1..main",
-        commands=(("train.py",),) * 2,
-        cwd=repository,
-        folder=folder / "runs",
+        asked=Asked(), commits="main~1..main", commands=commands, cwd=cwd, folder=folder / "runs"
     )
 
 
@@ -87,7 +96,7 @@ def test_each_version_imports_its_own_code_though_the_path_leads_over_a_link(
         )
 
     monkeypatch.setenv("PYTHONPATH", str(linked / "src"))
-    request = of_two_commits(linked, tmp_path)
+    request = request_in(linked, tmp_path)
     assert compare_versions(request, Plumbing(measure=measure)).verdict is Verdict.REGRESSION
 
 
@@ -195,14 +204,10 @@ def test_an_installed_copy_of_the_project_is_not_judged(linked: Path, tmp_path: 
     """As after `pip install .`: both worktrees would run the one that is installed."""
     installed = tmp_path / "site-packages"
     for top in (linked, installed):
-        write(top / "net" / "__init__.py", "import time\n\ndef work():\n    time.sleep(0.01)\n")
+        write(top / "net" / "__init__.py", WORK)
     write(
         linked / "scripts" / "train.py",
-        f"import sys\nsys.path.append({str(installed)!r})\n"
-        "import torch\nfrom net import work\n"
-        "weight = torch.nn.Parameter(torch.ones(1))\n"
-        "optimizer = torch.optim.SGD([weight])\n"
-        "for _ in range(1000):\n    work()\n    (weight * 2).sum().backward()\n    optimizer.step()\n",
+        f"import sys\nsys.path.append({str(installed)!r})\n{TRAINS}",
     )
     git(linked, "add", ".")
     git(linked, "commit", "--quiet", "--all", "--message", "a training")
@@ -215,14 +220,10 @@ def test_an_installed_copy_of_the_project_is_not_judged(linked: Path, tmp_path: 
 
 def test_a_run_that_imports_the_working_copy_over_a_link_is_not_judged(linked: Path) -> None:
     """As with an editable installation that was made under the link's name."""
-    write(linked / "src" / "net.py", "import time\n\ndef work():\n    time.sleep(0.01)\n")
+    write(linked / "src" / "net.py", WORK)
     write(
         linked / "train.py",
-        f"import sys\nsys.path.insert(0, {str(linked / 'src')!r})\n"
-        "import torch\nfrom net import work\n"
-        "weight = torch.nn.Parameter(torch.ones(1))\n"
-        "optimizer = torch.optim.SGD([weight])\n"
-        "for _ in range(1000):\n    work()\n    (weight * 2).sum().backward()\n    optimizer.step()\n",
+        f"import sys\nsys.path.insert(0, {str(linked / 'src')!r})\n{TRAINS}",
     )
     git(linked, "commit", "--quiet", "--all", "--message", "a training")
     call = ("gate", "--ab", "HEAD..HEAD", "--steps", "60", "--warmup", "0", "--", "train.py")
@@ -240,9 +241,8 @@ def test_the_head_is_asked_for_its_code_as_the_base_is(
         return measured_stand_in(other, name, folder, plan)
 
     write(tmp_path / "same.py", stand_in(10))
-    request = of_two_commits(linked, tmp_path)
     with pytest.raises(DiagnoseError, match="of the working copy"):
-        compare_versions(request, Plumbing(measure=measure))
+        compare_versions(request_in(linked, tmp_path), Plumbing(measure=measure))
 
 
 # -- links
@@ -277,7 +277,7 @@ def test_the_note_on_a_linked_submodule_is_in_the_result(with_submodule: Path, t
     git(with_submodule, "commit", "--quiet", "--all", "--message", "a training")
     git(with_submodule / "lib" / "kernels", "checkout", "--quiet", "HEAD~1")
     git(with_submodule, "commit", "--quiet", "--all", "--message", "back")
-    request = replace(of_two_commits(with_submodule, tmp_path), links=("lib/kernels",))
+    request = replace(request_in(with_submodule, tmp_path), links=("lib/kernels",))
     found = compare_versions(request, Plumbing(measure=measured_stand_in))
     assert found.verdict is Verdict.PASS
     assert any("lib/kernels: another commit" in note for note in found.notes)

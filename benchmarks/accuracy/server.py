@@ -300,7 +300,7 @@ def _wait(child: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def real_run(script: Path, arguments: Sequence[str], *, ranks: int = 1) -> Job:
+def real_run(script: Path, arguments: Sequence[str], *, ranks: int) -> Job:
     """Runs the script with `diagnose run`, as a user does."""
     with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
         times = Path(folder, "times")

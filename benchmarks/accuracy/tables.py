@@ -91,32 +91,29 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def summary(scores: Mapping[str, Score]) -> str:
     """Returns the headline figures, a column for each set."""
 
-    def row(title: str, *cells: str) -> tuple[str, ...]:
-        return (title, *cells)
-
     columns = list(scores.values())
     severities = sorted({severity for one in columns for severity, _, _ in one.by_severity})
     rows = [
-        row("top 1", *(f"{percent(one.top_1)} of {one.asked}" for one in columns)),
+        ("top 1", *(f"{percent(one.top_1)} of {one.asked}" for one in columns)),
         *(
-            row(
+            (
                 f"top 1 at {severity} % of the step" if severity else "top 1 of faults without a size",
                 *(_at(one, severity) for one in columns),
             )
             for severity in severities
         ),
-        row("top 1 of further runs", *(f"{one.again[0]} of {one.again[1]}" for one in columns)),
-        row("top 3", *(percent(one.top_3) for one in columns)),
-        row("size error, median", *(f"{percent(one.size_error)} of {one.size_errors}" for one in columns)),
-        row("false alarms on healthy jobs", *(f"{one.false_alarms} of {one.controls}" for one in columns)),
-        row("pairs: one of the two first", *(f"{one.pairs_first} of {one.pairs}" for one in columns)),
-        row("pairs: both among three", *(f"{one.pairs_both} of {one.pairs}" for one in columns)),
-        row("decoys seen through", *(f"{one.decoys_right} of {one.decoys}" for one in columns)),
-        row("missed as a reading was missing", *(str(one.abstained) for one in columns)),
-        row("noisy-neighbour named beside", *(str(one.disturbed) for one in columns)),
-        row("unresolved cells", *(str(one.unresolved) for one in columns)),
-        row("failed jobs", *(str(one.failed) for one in columns)),
-        row("classes", *(str(len(one.classes)) for one in columns)),
+        ("top 1 of further runs", *(f"{one.again[0]} of {one.again[1]}" for one in columns)),
+        ("top 3", *(percent(one.top_3) for one in columns)),
+        ("size error, median", *(f"{percent(one.size_error)} of {one.size_errors}" for one in columns)),
+        ("false alarms on healthy jobs", *(f"{one.false_alarms} of {one.controls}" for one in columns)),
+        ("pairs: one of the two first", *(f"{one.pairs_first} of {one.pairs}" for one in columns)),
+        ("pairs: both among three", *(f"{one.pairs_both} of {one.pairs}" for one in columns)),
+        ("decoys seen through", *(f"{one.decoys_right} of {one.decoys}" for one in columns)),
+        ("missed as a reading was missing", *(str(one.abstained) for one in columns)),
+        ("noisy-neighbour named beside", *(str(one.disturbed) for one in columns)),
+        ("unresolved cells", *(str(one.unresolved) for one in columns)),
+        ("failed jobs", *(str(one.failed) for one in columns)),
+        ("classes", *(str(len(one.classes)) for one in columns)),
     ]
     return table(["", *scores], rows)
 

@@ -14,7 +14,7 @@ from diagnose.hooks.device_settings import device_now
 from diagnose.launch.nvml import Nvml, Unreadable
 from diagnose.launch.nvml_thread import NvmlThread
 from diagnose.rules import diagnosed
-from tests.running import DIAGNOSE, only_run, run, write
+from tests.running import recorded
 
 SIZE = 4096
 
@@ -135,10 +135,7 @@ for step in range(4000):
 
 
 def test_retries_and_copies_of_a_run_are_read(tmp_path: Path, gpu: torch.device) -> None:
-    script = write(tmp_path / "train.py", RETRYING)
-    ended = run(*DIAGNOSE, script, cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    profile = diagnosed(load_profile(only_run(tmp_path)))
+    profile = diagnosed(load_profile(recorded(tmp_path, RETRYING)))
     assert profile.device.name == torch.cuda.get_device_name()
     assert (profile.device.alloc_retries or 0) > 100
     assert profile.device.peak_bytes is not None and profile.device.peak_bytes > 2**29
@@ -169,9 +166,6 @@ for step in range(50):
 def test_a_model_that_copies_compiles_as_a_whole_and_its_backward_pass_is_seen_to(
     tmp_path: Path, gpu: torch.device
 ) -> None:
-    script = write(tmp_path / "train.py", COMPILED)
-    ended = run(*DIAGNOSE, script, cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    profile = load_profile(only_run(tmp_path))
+    profile = load_profile(recorded(tmp_path, COMPILED))
     assert profile.events["compile"] == 2
     assert not [note for note in profile.notes if "failed" in note]
