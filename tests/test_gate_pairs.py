@@ -20,7 +20,6 @@ from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.noise import advice, causes
 from diagnose.gate.pairs import HEAD, Asked, MeasureRun, run_pairs
 from diagnose.gate.result import MachineState, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
-from diagnose.gate.sides import moved_path
 from diagnose.gate.words import change, sensitivity
 from diagnose.gate.worktrees import git as own_git
 from diagnose.gate.worktrees import (
