@@ -3,9 +3,11 @@
     python benchmarks/ranks.py [--rounds 3] [--balanced 20] [--quick] [--markdown docs/ranks.md]
 
 Communication: each job trains ten steps with communication and ten without, in turn. What a step loses is
-the difference of the two medians; beside it what `diagnose` says that the step waited. A slow link is a
-real one: the job runs in a network namespace of its own whose loopback lets so many bits a second through
-(`tc`), where the machine allows that.
+the difference of the two medians; beside it what `diagnose` says that the step waited. Left out is either
+the collective alone, or all that DDP does for it (`no_sync`): it also copies gradients into buckets, which
+is computing, and `diagnose` counts it as that. A slow link is a real one: the job runs in a
+network namespace of its own whose loopback lets so many bits a second through (`tc`), where the machine
+allows that.
 
 Stragglers: one rank is slower in one respect, and the first finding about ranks must name it and the cause.
 Balanced: no rank is slower, and none may be named. Jobs of 2 and of 4 ranks.
@@ -14,6 +16,7 @@ Balanced: no rank is slower, and none may be named. Jobs of 2 and of 4 ranks.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
 import statistics
@@ -99,17 +102,18 @@ def communication(ranks: Sequence[int], rounds: int) -> list[str]:
     lines = [
         "## Communication",
         "",
-        "| ranks | link | step without | the step loses | `diagnose` says | off by |",
-        "|---|---|---|---|---|---|",
+        "| ranks | link | left out | step without | the step loses | `diagnose` says | off by |",
+        "|---|---|---|---|---|---|---|",
     ]
     limited = can_limit()
+    links = LINKS if limited else LINKS[:1]
     for count in ranks:
-        for name, mbit in LINKS if limited else LINKS[:1]:
-            rows = [exposure(count, mbit) for _ in range(rounds)]
+        for left_out, (name, mbit) in itertools.product(("collective", "ddp"), links):
+            rows = [exposure(count, left_out, mbit) for _ in range(rounds)]
             alone, lost, said = (statistics.median(row[i] for row in rows) for i in range(3))
             off = [row[2] / row[1] - 1 for row in rows]
             lines.append(
-                f"| {count} | {name} | {alone:.1f} ms | {lost:.1f} ms | {said:.1f} ms |"
+                f"| {count} | {name} | {left_out} | {alone:.1f} ms | {lost:.1f} ms | {said:.1f} ms |"
                 f" {statistics.median(off):+.0%} ({min(off):+.0%} to {max(off):+.0%}) |"
             )
             print(lines[-1], file=sys.stderr, flush=True)
@@ -118,11 +122,14 @@ def communication(ranks: Sequence[int], rounds: int) -> list[str]:
     return [*lines, ""]
 
 
-def exposure(ranks: int, mbit: int, steps: int = 160) -> tuple[float, float, float]:
+def exposure(ranks: int, left_out: str, mbit: int, steps: int = 160) -> tuple[float, float, float]:
     """Returns milliseconds: a step without communication, what one with it takes longer, what is said."""
     with tempfile.TemporaryDirectory() as folder:
         run = trained(
-            Path(folder), ranks, "--alternate", "--steps", str(steps), "--width", "256", mbit=mbit
+            Path(folder),
+            ranks,
+            *("--alternate", left_out, "--steps", str(steps), "--width", "256"),
+            mbit=mbit,
         )
         times, waits = [], []
         for path in rank_files(run):

@@ -2,13 +2,12 @@
 
     torchrun --nproc-per-node 2 ranks_job.py --fault backward --rank 1 --ms 15
 
-`--alternate` trains ten steps with communication and ten without, in turn:
-what a step loses to communication is then measured in one process, whatever else the machine does.
+`--alternate` trains ten steps with communication and ten without, in turn: what a step loses to it is then
+measured in one process, whatever else the machine does. `collective` leaves out the collective alone: DDP
+still copies the gradients into its buckets. `ddp` leaves out both, as `no_sync` does.
 """
 
-from __future__ import annotations
-
-import argparse
+import argparse  # annotations stay objects: DDP looks at those of its hook
 import contextlib
 import gc
 import os
@@ -19,6 +18,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -36,7 +36,7 @@ parser.add_argument("--layers", type=int, default=2)
 parser.add_argument(
     "--rest-ms", type=float, default=3.0, help="of the forward pass, in which no CPU is used"
 )
-parser.add_argument("--alternate", action="store_true")
+parser.add_argument("--alternate", choices=["collective", "ddp"])
 args = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -76,7 +76,19 @@ class Model(nn.Module):
         return x_BTD
 
 
+def averaged(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The gradients of a bucket, averaged over the ranks; its own in a step without communication."""
+    if not alone:
+        return allreduce_hook(None, bucket)
+    own: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    own.set_result(bucket.buffer().div_(dist.get_world_size()))
+    return own
+
+
+alone = False
 model = DistributedDataParallel(Model())
+if args.alternate == "collective":
+    model.register_comm_hook(None, averaged)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 heap: list[list[int]] = []
 burning: list[subprocess.Popen[bytes]] = []
@@ -93,8 +105,8 @@ if args.fault == "cpu" and hasattr(os, "sched_setaffinity"):
 
 try:
     for step, ids_BT in enumerate(DataLoader(Sentences(), batch_size=4)):
-        alone = args.alternate and step // BLOCK % 2 == 1
-        with model.no_sync() if alone else contextlib.nullcontext():
+        alone = args.alternate is not None and step // BLOCK % 2 == 1
+        with model.no_sync() if alone and args.alternate == "ddp" else contextlib.nullcontext():
             optimizer.zero_grad(set_to_none=False)
             loss = model(ids_BT).square().mean()
             loss.backward()
