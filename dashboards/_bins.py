@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.core.ledger import COLUMNS
-from diagnose.store.tail import BAD_ROW, Chunk
+from diagnose.store.reader import BAD_ROW
+from diagnose.store.tail import Chunk
 
 MAX_BINS = 600
 """About as many as a chart has pixels to tell apart on a small screen."""

@@ -18,7 +18,8 @@ from diagnose.dashboards._bins import Bins
 
 from diagnose.analysis.device_ledger import HOLES, MIN_COVERAGE, TIMES
 from diagnose.core.ledger import COLUMNS, COUNTS, SLOTS
-from diagnose.store.tail import BAD_ROW, Chunk, Look, look
+from diagnose.store.reader import BAD_ROW
+from diagnose.store.tail import Chunk, Look, look
 
 MAX_WAITING = 4096
 """Steps that may wait for the device's clock: so far ahead of its device no training thread is."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from diagnose.dashboards._bins import MAX_BINS, Bins
 
-from diagnose.store.tail import BAD_ROW, MAX_CHUNKS, Chunk, look
+from diagnose.store.reader import BAD_ROW
+from diagnose.store.tail import MAX_CHUNKS, Chunk, look
 
 
 def bins_between(paths: Sequence[Path], first: int, last: int) -> list[Bins]:

@@ -15,8 +15,9 @@ from diagnose.dashboards._rank_series import RankSeries
 from diagnose.dashboards._waits import RankWaits
 
 from diagnose.core.ledger import COLUMNS
+from diagnose.store.reader import BAD_ROW
 from diagnose.store.runs import number_of
-from diagnose.store.tail import BAD_ROW, MAX_CHUNKS, Chunk, Event, Look, look
+from diagnose.store.tail import MAX_CHUNKS, Chunk, Event, Look, look
 
 RECENT_STEPS = 512
 """The newest steps are kept one by one."""

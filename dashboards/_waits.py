@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from diagnose.analysis.meetings import END, Vector, Waits, waits_in
 from diagnose.core.ledger import COLUMNS
-from diagnose.store.tail import BAD_ROW, Chunk, Look
+from diagnose.store.reader import BAD_ROW
+from diagnose.store.tail import Chunk, Look
 
 MAX_RANK_BINS = 128
 """Columns of the map of ranks: with 64 ranks more would neither be seen nor sent in time."""

@@ -28,8 +28,9 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_MS, NS_PER_S
 from diagnose.export._reading import Point, RankReading, Reading
 from diagnose.rules import diagnosed
+from diagnose.store.reader import BAD_ROW
 from diagnose.store.runs import rank_files
-from diagnose.store.tail import BAD_ROW, MAX_CHUNKS, Chunk, Look, look
+from diagnose.store.tail import MAX_CHUNKS, Chunk, Look, look
 
 MAX_POINTS = 1000
 """Points of one look. More than this no chart shows, and a hosted tool would be slow to take."""

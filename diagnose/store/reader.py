@@ -264,8 +264,10 @@ def unpacked(packed: bytes, width: int, num_rows: int = -1) -> npt.NDArray[np.in
     Raises:
         zlib.error, ValueError: If they are damaged, or are not as many as they should be.
     """
-    flat: npt.NDArray[np.int64] = np.frombuffer(zlib.decompress(packed), dtype="<i8")
-    return flat.reshape(width, num_rows).T
+    columns: npt.NDArray[np.int64] = np.frombuffer(zlib.decompress(packed), dtype="<i8").reshape(
+        width, num_rows
+    )
+    return columns.T
 
 
 def _steps(tables: _Tables) -> npt.NDArray[np.int64]:
