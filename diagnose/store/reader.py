@@ -264,10 +264,9 @@ def unpacked(packed: bytes, width: int, num_rows: int = -1) -> npt.NDArray[np.in
     Raises:
         zlib.error, ValueError: If they are damaged, or are not as many as they should be.
     """
-    columns: npt.NDArray[np.int64] = np.frombuffer(zlib.decompress(packed), dtype="<i8").reshape(
-        width, num_rows
-    )
-    return columns.T
+    flat = np.frombuffer(zlib.decompress(packed), dtype="<i8")
+    rows: npt.NDArray[np.int64] = flat.reshape(width, num_rows).T
+    return rows
 
 
 def _steps(tables: _Tables) -> npt.NDArray[np.int64]:
