@@ -80,7 +80,6 @@ class Gpu:
         args: Sequence[ctypes.Structure],
         defines: Mapping[str, int] | None = None,
     ) -> None:
-        """See `Device.launch`."""
         function = self._function(stem, entry, defines or {})
         addresses = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, args))
         stream = torch.cuda.current_stream(self._index).cuda_stream
@@ -90,7 +89,6 @@ class Gpu:
     def resident_blocks(
         self, stem: str, entry: str, *, block: int, defines: Mapping[str, int] | None = None
     ) -> int:
-        """See `Device.resident_blocks`."""
         function = self._function(stem, entry, defines or {})
         each = self._driver.blocks_per_multiprocessor(function, block, self._index)
         return max(1, each) * self._multiprocessors

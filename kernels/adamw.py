@@ -23,7 +23,6 @@ class AdamW(Kernel):
     tolerance: ClassVar = {"rtol": 1.3e-6, "atol": 1e-6}
 
     def reference(self, arrays: Arrays, settings: Settings) -> dict[str, Any]:
-        """See `Kernel.reference`."""
         flags = settings.flags
         p, g = arrays["p"], arrays["g"] * settings.clip_coef
         if flags & GroupFlag.MAXIMIZE:

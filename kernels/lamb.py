@@ -21,7 +21,6 @@ class Lamb(Kernel):
     tolerance: ClassVar = {"rtol": 2e-6, "atol": 1e-6}
 
     def reference(self, arrays: Arrays, settings: Settings) -> dict[str, Any]:
-        """See `Kernel.reference`."""
         flags, p = settings.flags, arrays["p"]
         g = arrays["g"] * settings.clip_coef * (-1 if flags & GroupFlag.MAXIMIZE else 1)
         share = 1.0 if flags & GroupFlag.NO_GRAD_AVERAGING else 1 - settings.beta1

@@ -16,5 +16,4 @@ class Scale(Kernel):
     tolerance: ClassVar = {"rtol": 1.2e-7, "atol": 0.0}
 
     def reference(self, arrays: Arrays, settings: Settings) -> dict[str, Any]:
-        """See `Kernel.reference`."""
         return {"g": arrays["g"] * settings.clip_coef}

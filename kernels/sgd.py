@@ -22,7 +22,6 @@ class Sgd(Kernel):
     tolerance: ClassVar = {"rtol": 1.3e-6, "atol": 1e-6}
 
     def reference(self, arrays: Arrays, settings: Settings) -> dict[str, Any]:
-        """See `Kernel.reference`."""
         p, g = arrays["p"], arrays["g"] * settings.clip_coef
         if settings.flags & GroupFlag.MAXIMIZE:
             g = -g

@@ -72,7 +72,6 @@ class Careful:
         self._known: set[Any] = set()
 
     def __call__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `core.job.Route`."""
         if self._failure.reason:
             return call(*args, **kwargs)
         restore = _nothing

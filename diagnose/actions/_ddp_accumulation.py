@@ -64,7 +64,6 @@ class Accumulation:
         return self._sum.reason or self._reason
 
     def route(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `core.job.Route`."""
         if not torch.is_grad_enabled():
             return call(*args, **kwargs)
         self._sum.begins(first=not self._in_step)

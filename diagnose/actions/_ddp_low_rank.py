@@ -34,7 +34,6 @@ class LowRank:
         self._random: dict[int, torch.Tensor] = {}  # by their length: what they begin with
 
     def averaged(self, group: Any, bucket: Any) -> Generator[list[Any], None, None]:
-        """See `actions._ddp_rounds.Exchange`."""
         whole_N, num_ranks = bucket.buffer().div_(group.size()), group.size()
         self._unsent.add_to(bucket)
         before_N = whole_N.clone()

@@ -41,7 +41,6 @@ class InRounds:
         self._ahead: list[_UnderWay] = []
 
     def __call__(self, group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """See `actions._ddp.Reduce`."""
         if bucket.index() == 0:
             self._ahead.clear()  # of a backward pass that an exception has cut short
         buffer_N = bucket.buffer()

@@ -134,7 +134,6 @@ class Shares:
         ]
 
     def _shown(self, steps: int) -> Share | None:
-        """See `Peers`."""
         if self._steps < steps or not self._is_at_rest:
             return None
         if self._done is None:

@@ -17,7 +17,6 @@ class Csv(FileExporter):
     live = False
 
     def write(self, path: Path, reading: Reading) -> str:
-        """See `FileExporter`."""
         from diagnose.analysis.table import read_steps
 
         with warnings.catch_warnings(record=True) as damage:

@@ -46,7 +46,6 @@ class Perfetto(FileExporter):
     live = False
 
     def write(self, path: Path, reading: Reading) -> str:
-        """See `FileExporter`."""
         data = json.dumps(trace_of(reading), allow_nan=False, separators=(",", ":")).encode()
         replace(path, packed(path, data), "perfetto")
         return f"wrote {path}: open it in https://ui.perfetto.dev (nothing is uploaded there)"

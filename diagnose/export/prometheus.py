@@ -23,7 +23,6 @@ class Prometheus(FileExporter):
     ending = ".prom"  # the collector reads these alone
 
     def write(self, path: Path, reading: Reading) -> str:
-        """See `FileExporter`."""
         text = to_text(metrics_of(reading), clean(reading.profile.run.id))
         replace(path, text.encode(), "prometheus")
         return f"wrote {path}"

@@ -35,11 +35,9 @@ class CudaDevice:
         self.is_capturing = cuda.is_current_stream_capturing
 
     def current_stream(self) -> Stream:
-        """See `Device`."""
         return self._cuda.current_stream(self.index)
 
     def new_event(self) -> Event:
-        """See `Device`."""
         event = self._cuda.Event(enable_timing=True)
         # Never destroyed: a forked child that ends would ask its parent's device, and abort.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))

@@ -37,7 +37,6 @@ class AutogradGraphHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch import is_anomaly_enabled
 
         passes = 0

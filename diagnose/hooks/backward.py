@@ -28,7 +28,6 @@ class BackwardHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         import torch
         from torch.compiler import is_dynamo_compiling
 

@@ -18,7 +18,6 @@ class CheckpointHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         import torch
 
         with replaced_in((torch.serialization, torch), "save", wrapped(recorder)):

@@ -17,7 +17,6 @@ class CheckpointDistributedHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch.distributed import checkpoint
         from torch.distributed.checkpoint import state_dict_saver
 

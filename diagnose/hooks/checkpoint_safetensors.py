@@ -21,7 +21,6 @@ class CheckpointSafetensorsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         # Not `import`: the package does not have its new submodule as an attribute yet.
         safetensors = sys.modules[self.requires]
         with replaced(safetensors, "save_file", wrapped(recorder)):

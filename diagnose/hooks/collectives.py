@@ -93,7 +93,6 @@ class CollectivesHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch import Tensor, distributed
         from torch._C import _current_autograd_node as node_under_way
 

@@ -22,7 +22,6 @@ class CompileHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         holds_up = holding_up(recorder)
         interrupted: list[int] = []
 

@@ -29,7 +29,6 @@ class CompilerCountersHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         is_new = False
 
         def note(*args: Any) -> None:

@@ -28,7 +28,6 @@ class CopyToDeviceHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         import torch
 
         accelerator = _built_for()

@@ -45,7 +45,6 @@ class DataLoaderHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch import is_grad_enabled
         from torch.compiler import is_dynamo_compiling
         from torch.utils.data.dataloader import _BaseDataLoaderIter

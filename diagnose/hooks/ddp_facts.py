@@ -41,7 +41,6 @@ class DdpFactsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch.nn.parallel import DistributedDataParallel
 
         # Of each model and of its first reducer, which its logger stands for, weak references; then by

@@ -33,7 +33,6 @@ class DdpWaitsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch.autograd import Variable
         from torch.compiler import is_dynamo_compiling
         from torch.nn.parallel import DistributedDataParallel

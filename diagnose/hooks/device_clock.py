@@ -30,7 +30,6 @@ class DeviceClockHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         import torch
 
         if not torch.backends.cuda.is_built():

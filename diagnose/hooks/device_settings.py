@@ -25,8 +25,6 @@ class DeviceSettingsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
-
         def inspect() -> None:
             import torch
 

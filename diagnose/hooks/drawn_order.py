@@ -29,7 +29,6 @@ class DrawnOrderHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
         counters = recorder.feed.counters

@@ -127,7 +127,6 @@ class DroppedGradientsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         passes = 0
         kinds: dict[tuple[tuple[str, ...], frozenset[int]], Kind] = {}
         timed: Kind | None = None

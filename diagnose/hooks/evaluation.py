@@ -25,7 +25,6 @@ class EvaluationHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         import torch
         from torch.compiler import is_dynamo_compiling
 

@@ -62,7 +62,6 @@ class ForwardHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         with ExitStack() as adopted, _Search(recorder, adopted) as search:
             for module, owner, name in KEEPERS:
                 adopted.callback(

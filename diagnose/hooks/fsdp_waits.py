@@ -25,7 +25,6 @@ class FsdpWaitsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
         from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 

@@ -27,7 +27,6 @@ class GcPausesHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         holds_up, counters = holding_up(recorder), recorder.feed.counters
         interrupted = -1
         begun_ns = 0

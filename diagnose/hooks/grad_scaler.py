@@ -22,7 +22,6 @@ class GradScalerHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch.amp.grad_scaler import GradScaler
 
         def step_begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -52,7 +52,6 @@ class HandWrittenUpdatesHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         seen: dict[int, tuple[weakref.ref[Any], Look]] = {}
         changed_at: list[int] = []
         looks: list[Look] = []

@@ -48,7 +48,6 @@ class LoaderFactsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch import is_grad_enabled
         from torch.utils.data import DataLoader
 

@@ -51,7 +51,6 @@ class ModelCallsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         looks, looking = recorder.looks, ExitStack()
 
         def inspect() -> None:

@@ -29,8 +29,6 @@ class ModelFactsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
-
         def inspect() -> None:
             recorder.facts["models"] = [
                 describe(model)

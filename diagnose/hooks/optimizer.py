@@ -31,7 +31,6 @@ class OptimizerHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch._C import _current_graph_task_id as in_backward
         from torch.compiler import is_dynamo_compiling
         from torch.optim.optimizer import (

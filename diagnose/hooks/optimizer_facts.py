@@ -23,7 +23,6 @@ class OptimizerFactsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch.optim.optimizer import Optimizer
 
         looked_at: WeakSet[Any] = WeakSet()

@@ -32,7 +32,6 @@ class OptimizerRestHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         import torch
         from torch.nn.utils import clip_grad
         from torch.optim import lr_scheduler

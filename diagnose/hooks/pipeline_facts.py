@@ -23,7 +23,6 @@ class PipelineFactsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch.distributed.pipelining.schedules import _PipelineSchedule
 
         def inspect() -> None:

@@ -21,7 +21,6 @@ class ProcessGroupHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch import distributed
 
         if not distributed.is_available():

@@ -21,7 +21,6 @@ class QueueDepthHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
         counters = recorder.feed.counters

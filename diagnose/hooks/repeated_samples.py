@@ -40,7 +40,6 @@ class RepeatedSamplesHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         watch = Watch(recorder)
         try:
             with added(recorder.looks.on_iterator, watch.begins):

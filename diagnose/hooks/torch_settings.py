@@ -35,8 +35,6 @@ class TorchSettingsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
-
         import torch
         from torch.autograd import profiler
 

@@ -23,7 +23,6 @@ class WorkersHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        """See `Hook.install`."""
         from torch.utils.data._utils import worker as torch_worker
         from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 

@@ -125,7 +125,6 @@ class GlooRanks:
     # -- see `Ranks`
 
     def exchange(self, about: str, value: Any, *, dear: bool = False) -> list[Any]:
-        """See `Ranks`."""
         if self.num == 1:
             return [value]
         if self._lost:
@@ -151,7 +150,6 @@ class GlooRanks:
         return max(self._patience_s * (DEAR if dear else 1), LONGEST * self._longest_s[dear])
 
     def leave(self, reason: str) -> None:
-        """See `Ranks`."""
         if self._group is not None and not self._lost:
             with contextlib.suppress(RuntimeError):  # then the others find closed connections
                 self._send(_frame(json.dumps({"left": reason}).encode()), self._patience_s)

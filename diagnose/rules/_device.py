@@ -33,7 +33,6 @@ class DeviceRule(Rule):
     """A rule that does not apply to a run on the CPU."""
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return profile.run.device != "cpu"
 
 

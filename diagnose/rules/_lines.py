@@ -187,7 +187,6 @@ class LineRule(Rule):
         return (*lines, *garbage_of(profile, self.idiom, lines))
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return bool(self.lines(profile))
 
     def remains_ns(self, profile: Profile, lines: Sequence[SourceLine]) -> float:
@@ -206,11 +205,9 @@ class LineRule(Rule):
         )
 
     def explained(self, finding: Finding, profile: Profile) -> tuple[str, ...]:
-        """See `Rule.explained`."""
         return explained_where_alone(self.explains, finding, profile)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         lines = self.lines(profile)
         share = share_of(lines)
         if share < WORTH_SHARE:

@@ -44,12 +44,10 @@ class LoadingRule(Rule):
     own_needs: ClassVar[tuple[str, ...]] = ()
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         loader = main_loader(profile)
         return loader is not None and (loader.num_workers > 0 or has_other_cause(profile))
 
     def needed(self, profile: Profile) -> tuple[str, ...]:
-        """See `Rule.needed`."""
         loader = main_loader(profile)
         return self.needs if loader is not None and loader.num_workers else self.own_needs
 

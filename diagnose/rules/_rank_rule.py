@@ -10,5 +10,4 @@ class RankRule(Rule):
     """A rule that applies where several ranks were looked at."""
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return len(profile.ranks) > 1

@@ -50,7 +50,6 @@ class SerialRule(Rule):
     """A rule that applies where the training thread loads its own batches."""
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         loader = main_loader(profile)
         return loader is not None and not loader.num_workers
 

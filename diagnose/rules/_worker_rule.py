@@ -15,6 +15,5 @@ class WorkerRule(Rule):
     min_workers: ClassVar[int] = 1
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         loader = main_loader(profile)
         return loader is not None and loader.num_workers >= self.min_workers

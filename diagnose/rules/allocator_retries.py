@@ -47,7 +47,6 @@ class AllocatorRetries(DeviceRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         device = profile.device
         assert device.alloc_retries is not None and device.retry_ns is not None
         lost_ns = min(device.retry_ns, sum(profile.spent_ns(p) for p in (Phase.FORWARD, Phase.BACKWARD)))

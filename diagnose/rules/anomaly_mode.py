@@ -75,7 +75,6 @@ class AnomalyMode(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         share = profile.host.anomaly_share
         assert share is not None
         graph = profile.program.graph

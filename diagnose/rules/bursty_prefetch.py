@@ -53,7 +53,6 @@ class BurstyPrefetch(WorkerRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         supply, stats = supply_of(profile), profile.input
         period, burst_ns = stats.burst_period, stats.burst_ns
         if supply is None or period is None or burst_ns is None or supply.wait_share < MIN_SHARE:

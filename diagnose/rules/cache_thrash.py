@@ -47,7 +47,6 @@ class CacheThrash(WorkerRule):
     silent_on = (WELL_FED, reading(epoch_starts=0), reading(late_read_bytes=1e4))
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         supply, stats = supply_of(profile), profile.input
         early, late = stats.early_read_bytes, stats.late_read_bytes
         if supply is None or early is None or late is None or not supply.behind or supply.needs_cpu:

@@ -53,11 +53,9 @@ class CheckpointStall(Rule):
     silent_on = (profile(), profile(checkpoint_ms=2.9), profile(evaluation_ms=10), profile(other_ms=10))
 
     def explained(self, finding: Finding, profile: Profile) -> tuple[str, ...]:
-        """See `Rule.explained`."""
         return explained_where_alone(self.explains, finding, profile)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         own = doing(profile, "save")
         lost = lost_of(profile, own)
         if Phase.CHECKPOINT in profile.phase_time_ns:

@@ -53,11 +53,9 @@ class ColdPageCache(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return main_loader(profile) is not None
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         stats, loader = profile.input, main_loader(profile)
         early, late = stats.early_read_bytes, stats.late_read_bytes
         assert loader is not None and early is not None and late is not None

@@ -169,7 +169,6 @@ class ComputeStraggler(RankRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         if profile.program.meetings is not None or profile.program.gatherings is not None:
             return self._by_meetings(profile)
         found = (latest(profile, HOST, steadily=True), _late_in_backward(profile))

@@ -82,7 +82,6 @@ class ContendedRank(RankRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         held = holding(profile)
         if held is None or held.held_ns < MIN_SHARE * profile.step_time_ns:
             return None

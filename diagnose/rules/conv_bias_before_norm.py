@@ -60,13 +60,11 @@ class ConvBiasBeforeNorm(DeviceRule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return super().applies(profile) and any(
             model.biased_before_norm for model in profile.program.models
         )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         graph = profile.program.graph
         model = max(profile.program.models, key=lambda model: len(model.biased_before_norm))
         assert graph is not None

@@ -73,12 +73,10 @@ class CpuAffinity(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         host = profile.host
         return (host.cpus or 0) < (host.machine_cpus or 0) and profile.settings.local_processes == 1
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         host = profile.host
         assert host.cpus and host.machine_cpus and host.process_cpus is not None
         used = host.process_cpus + (host.child_cpus or 0.0)

@@ -45,11 +45,9 @@ class CpuQuota(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return profile.host.quota_cpus is not None
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         host = profile.host
         assert host.quota_cpus is not None and host.throttled_share is not None
         assert host.runnable_share is not None

@@ -57,13 +57,11 @@ class DataParallel(DeviceRule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return super().applies(profile) and any(
             model.is_data_parallel and model.num_replicas > 1 for model in profile.program.models
         )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         model = next(model for model in profile.program.models if model.is_data_parallel)
         # What distributed processes would run on all devices at the same time.
         idle = awaiting_launches(profile, STEP)

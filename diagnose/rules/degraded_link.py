@@ -53,7 +53,6 @@ class DegradedLink(DeviceRule):
     silent_on = (linked(30, 16), linked(1, 4))
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         copies = profile.copies
         width, most = copies.link_width, copies.link_max_width
         generation, newest = copies.link_generation, copies.link_max_generation

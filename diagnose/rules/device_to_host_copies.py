@@ -47,7 +47,6 @@ class DeviceToHostCopies(DeviceRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         copies = profile.copies
         fetched, spent_ns = copies.to_host_bytes, copies.to_host_ns
         assert fetched is not None and spent_ns is not None

@@ -93,12 +93,10 @@ class DoublePrecision(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         graph = profile.program.graph
         return bool(profile.program.models) or (graph is not None and graph.double.num_ops > 0)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         models, graph = profile.program.models, profile.program.graph
         whole = sum(model.param_bytes for model in models)
         double = sum(model.dtypes.get("float64", 0) for model in models)

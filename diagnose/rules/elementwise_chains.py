@@ -62,7 +62,6 @@ class ElementwiseChains(DeviceRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         graph, rate = profile.program.graph, profile.device.bandwidth_bytes_per_s
         assert graph is not None and rate is not None
         if graph.pointwise.num_ops < MIN_OPS or not sets_the_pace(profile):

@@ -136,11 +136,9 @@ class EpochBoundaryStall(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return main_loader(profile) is not None or profile.input.epoch_starts > 0
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         stats, loader = profile.input, main_loader(profile)
         assert stats.epoch_start_ns is not None
         making_ns, making = between_epochs(profile)

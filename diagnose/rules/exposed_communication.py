@@ -85,11 +85,9 @@ class ExposedCommunication(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return len(profile.program.ddp) > 1
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         ddp = profile.program.ddp
         meetings = profile.program.meetings
         if meetings is not None:

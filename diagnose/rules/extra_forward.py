@@ -88,11 +88,9 @@ class ExtraForward(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return profile.program.calls is not None
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         calls, graph = profile.program.calls, profile.program.graph
         assert calls is not None and calls.repeated is not None
         wasted = (graph.wasted_share or 0.0) if graph is not None else 0.0

@@ -76,11 +76,9 @@ class FindUnusedParameters(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return any(rank.find_unused_parameters and not rank.static_graph for rank in profile.program.ddp)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         graph, ddp = profile.program.graph, profile.program.ddp
         assert graph is not None
         if graph.num_unreached_tensors or any(rank.has_unused is not False for rank in ddp):

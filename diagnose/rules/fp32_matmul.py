@@ -81,7 +81,6 @@ class Fp32Matmul(DeviceRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         device, graph = profile.device, profile.program.graph
         assert graph is not None and device.capability is not None
         if device.tf32 or device.capability < TENSOR_CORES or computes_in(profile) != "float32":

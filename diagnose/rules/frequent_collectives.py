@@ -119,7 +119,6 @@ class FrequentCollectives(RankRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         program, of_gradients_ns = profile.program, 0.0
         if program.fsdp is not None:
             gather_ns, scatter_ns = program.fsdp.gather_ns, program.fsdp.scatter_ns

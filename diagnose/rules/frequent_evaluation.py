@@ -121,7 +121,6 @@ class FrequentEvaluation(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         if Phase.EVALUATION not in profile.phase_time_ns:
             return None
         acting_ns = rollout_share(profile, Phase.EVALUATION) * profile.step_time_ns

@@ -41,7 +41,6 @@ class GcPauses(Rule):
     silent_on = (profile(), profile(gc_ms=1.9), profile(other_ms=10))
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         share = profile.share(Phase.GC)
         if share is None or share < MIN_SHARE:
             return None

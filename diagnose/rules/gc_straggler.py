@@ -46,7 +46,6 @@ class GcStraggler(RankRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         late = latest(profile, (Phase.GC,), in_bursts=True)
         if late is None or late.won_ns < MIN_SHARE * profile.step_time_ns:
             return None

@@ -67,7 +67,6 @@ class GilContention(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         host = profile.host
         # What torch's own thread takes to pin memory is for `slow-pinning`.
         others = [thread for thread in host.python_threads if THREAD not in thread.name]

@@ -62,13 +62,11 @@ class GradsZeroed(DeviceRule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         zeroes = any(optimizer.zeroes_grads for optimizer in profile.program.optimizers)
         views = any(ddp.gradient_as_bucket_view for ddp in profile.program.ddp)
         return super().applies(profile) and zeroes and not views
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         rate = profile.device.bandwidth_bytes_per_s
         assert rate is not None
         if not sets_the_pace(profile):

@@ -74,11 +74,9 @@ class GraphBreaks(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return profile.program.compiler is not None
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         compiler = profile.program.compiler
         assert compiler is not None
         places = (*compiler.skipped, *compiler.breaks)

@@ -51,7 +51,6 @@ class HostSync(LineRule):
     )
 
     def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
-        """See `LineRule.lines`."""
         lines = super().lines(profile)
         if profile.run.device == "cpu":
             return tuple(line for line in lines if OF_EACH in line.text)

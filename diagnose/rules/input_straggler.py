@@ -52,7 +52,6 @@ class InputStraggler(RankRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         late = latest(profile, (Phase.DATA_WAIT,))
         if late is None or late.late_ns < MIN_SHARE * profile.step_time_ns:
             return None

@@ -78,11 +78,9 @@ class LargeBuckets(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return any(ddp.bucket_bytes for ddp in profile.program.ddp)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         ddp = profile.program.ddp[0]
         cap, sent = ddp.bucket_cap_bytes or BUCKET_BYTES, sum(ddp.bucket_bytes)
         usual = sent // BUCKET_BYTES

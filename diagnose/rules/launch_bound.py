@@ -51,7 +51,6 @@ class LaunchBound(DeviceRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         device = profile.device
         assert device.launch_bound_ns is not None and device.num_kernels is not None
         # All that the host does there is launch: in other phases idleness has other causes and rules.

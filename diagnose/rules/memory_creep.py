@@ -54,7 +54,6 @@ class MemoryCreep(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         memory = profile.program.memory
         assert memory.growth_bytes is not None
         steps = max(1, memory.growth_steps or 1)

@@ -60,11 +60,9 @@ class MemoryFragmentation(DeviceRule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return super().applies(profile) and not profile.device.expandable_segments
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         device = profile.device
         split, reserved, total = device.inactive_split_bytes, device.reserved_bytes, device.total_bytes
         assert split is not None and reserved and total

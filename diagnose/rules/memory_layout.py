@@ -56,13 +56,11 @@ class MemoryLayout(DeviceRule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return super().applies(profile) and any(
             model.num_convolutions and model.channels_last is False for model in profile.program.models
         )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         share = profile.device.layout_share
         assert share is not None
         lost_ns = share * busy_ns(profile)

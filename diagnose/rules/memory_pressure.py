@@ -43,7 +43,6 @@ class MemoryPressure(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         host = profile.host
         stall, faults = host.memory_stall_share, host.major_faults_per_s
         assert stall is not None and faults is not None

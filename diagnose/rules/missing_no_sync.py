@@ -118,7 +118,6 @@ class MissingNoSync(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         if by_hand(profile) is not None:
             return len(profile.ranks) > 1
         ddp = profile.program.ddp
@@ -128,7 +127,6 @@ class MissingNoSync(Rule):
         return len(profile.program.optimizers) <= 1 or (rounds is not None and rounds < MAX_ROUNDS)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         if by_hand(profile) is not None:
             return self._by_hand(profile)
         ddp = profile.program.ddp

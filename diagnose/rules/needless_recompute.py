@@ -96,12 +96,10 @@ class NeedlessRecompute(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         graph = profile.program.graph
         return graph is not None and bool(graph.recomputed_share or graph.num_checkpoints)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         graph = profile.program.graph
         free, total = profile.headroom_bytes, profile.memory_bytes
         assert graph is not None and free is not None and total is not None

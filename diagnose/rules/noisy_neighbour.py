@@ -100,12 +100,10 @@ class NoisyNeighbour(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         host = profile.host
         return host.quota_cpus is None and (host.num_threads or 1) <= (host.machine_cpus or 1)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         host = profile.host
         assert host.runnable_share is not None and profile.foreign_cpus is not None
         started, delayed = _started_cpus(profile), delayed_share(host)

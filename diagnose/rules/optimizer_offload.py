@@ -64,7 +64,6 @@ class OptimizerOffload(DeviceRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         free, rate = profile.headroom_bytes, profile.device.bandwidth_bytes_per_s
         assert free is not None and rate is not None
         optimizers = profile.program.optimizers

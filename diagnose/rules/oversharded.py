@@ -74,11 +74,9 @@ class Oversharded(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return profile.program.fsdp is not None and bool(profile.program.fsdp.reshards)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         fsdp, memory, meetings = profile.program.fsdp, profile.program.memory, profile.program.gatherings
         assert fsdp is not None and fsdp.regather_ns is not None
         held, params, total = memory.rss_bytes, fsdp.unsharded_bytes, memory.total_bytes

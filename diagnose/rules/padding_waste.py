@@ -97,7 +97,6 @@ class PaddingWaste(Rule):
         )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         calls = profile.program.calls
         assert calls is not None and calls.padding_share is not None
         overlong = calls.overlong_share or 0.0

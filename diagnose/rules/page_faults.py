@@ -74,11 +74,9 @@ class PageFaults(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return profile.run.device == "cpu"
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         host = profile.host
         faults_per_s, system, growth = host.minor_faults_per_s, host.system_share, host.growth_bytes_per_s
         assert faults_per_s is not None and system is not None and growth is not None

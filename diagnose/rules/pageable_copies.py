@@ -48,7 +48,6 @@ class PageableCopies(DeviceRule):
     silent_on = (sending(20, 200e6, 0.0), sending(1, 5e6, 1.0))
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         copies = profile.copies
         spent_ns, pageable, sent = copies.to_device_ns, copies.pageable_share, copies.to_device_bytes
         assert spent_ns is not None and pageable is not None and sent is not None

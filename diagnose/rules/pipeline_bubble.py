@@ -68,12 +68,10 @@ class PipelineBubble(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         pipeline = profile.program.pipeline
         return pipeline is not None and pipeline.num_ranks > 1
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         pipeline, calls = profile.program.pipeline, profile.program.calls
         assert pipeline is not None and pipeline.idle_ns is not None
         now = pipeline.num_microbatches

@@ -85,7 +85,6 @@ class ProfilerLeftOn(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         share, trace = profile.host.profiler_share, profile.settings.trace
         assert share is not None
         is_torchs = share >= MIN_READINGS

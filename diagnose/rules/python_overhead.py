@@ -96,7 +96,6 @@ class PythonOverhead(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         if not any(profile.phase_time_ns.get(phase) for phase in COMPUTES):
             return None  # gradients that are made by hand: the loop's own code is the training
         long = Phase.OTHER in long_steps_ns(profile)  # what these take is `step-jitter`'s

@@ -50,11 +50,9 @@ class Recompilation(Rule):
     silent_on = (profile(compile_ms=60, program=ONCE), profile(program=AGAIN), profile(compile_ms=60))
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return profile.spent_ns(Phase.COMPILE) > 0
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         compiler = profile.program.compiler
         assert compiler is not None
         lost_ns = profile.phase_time_ns[Phase.COMPILE]

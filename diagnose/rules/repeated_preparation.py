@@ -90,12 +90,10 @@ class RepeatedPreparation(LoadingRule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         loader = main_loader(profile)
         return loader is not None and loader.epochs > 1 and super().applies(profile)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         serial = serial_of(profile)
         if serial is not None:
             return self._alone(profile, serial) if has_other_cause(profile) else None

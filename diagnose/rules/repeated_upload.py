@@ -42,7 +42,6 @@ class RepeatedUpload(DeviceRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         copies = profile.copies
         spent_ns, sent = copies.constant_ns, copies.constant_bytes
         assert spent_ns is not None and sent is not None

@@ -82,11 +82,9 @@ class ReplicatedOptimizer(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return len(profile.program.ddp) > 1 and len(profile.ranks) > 1
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         optimizers, ddp = profile.program.optimizers, profile.program.ddp
         if any(optimizer.kind == SHARDED for optimizer in optimizers):
             return None

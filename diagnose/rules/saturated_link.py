@@ -50,7 +50,6 @@ class SaturatedLink(DeviceRule):
     silent_on = (sending(30, num_bytes=7e7, bytes_per_s=3e9), sending(1))
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         copies = profile.copies
         spent_ns, rate, limit = copies.to_device_ns, copies.link_bytes_per_s, copies.link_limit_bytes_per_s
         assert spent_ns is not None and rate is not None and limit is not None

@@ -83,7 +83,6 @@ class SerialLoading(SerialRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         serial = serial_of(profile)
         if serial is None:
             return None

@@ -80,7 +80,6 @@ class SleepingThreads(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         host, settings = profile.host, profile.settings
         threads = host.num_threads or 1
         # OpenMP lets threads sleep at once where there are more of them than CPUs: that is the fault then.
@@ -88,7 +87,6 @@ class SleepingThreads(Rule):
         return profile.run.device == "cpu" and threads > 1 and (bool(settings.sleeps_by) or not crowded)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         host = profile.host
         assert host.voluntary_per_s is not None and host.off_cpu_share is not None
         if host.voluntary_per_s < MIN_WAITS_PER_S or sum(t.cpus for t in host.python_threads) > MAX_HELD:

@@ -196,7 +196,6 @@ class SlowBatchBuilding(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         loaders = profile.program.loaders
         is_fed, has_workers = bool(loaders), all(loader.num_workers for loader in loaders)
         lines = [line for line in _making(profile) if not (is_fed and _takes_batch(line))]

@@ -85,11 +85,9 @@ class SlowCollate(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return main_loader(profile) is not None
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         loader = main_loader(profile)
         assert loader is not None
         stats, crowded = profile.input, 0.0

@@ -54,7 +54,6 @@ class SlowEma(LineRule):
     )
 
     def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
-        """See `LineRule.lines`."""
         lines = super().lines(profile)
         at_once = sum(line.share for line in lines if AT_ONCE in line.idiom)
         return tuple(line for line in lines if AT_ONCE not in line.idiom or at_once >= AT_ONCE_SHARE)

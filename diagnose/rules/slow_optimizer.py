@@ -174,11 +174,9 @@ class SlowOptimizer(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return bool(_slow(profile.program) or _own(profile.program) or updating(profile))
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         found = [each for each in (self._of_torch(profile), self._of_own(profile)) if each is not None]
         return _together(*found) if len(found) > 1 else next(iter(found), None)
 

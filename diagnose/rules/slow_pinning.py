@@ -48,11 +48,9 @@ class SlowPinning(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return any(loader.num_workers and loader.pin_memory for loader in profile.program.loaders[:1])
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         supply = supply_of(profile)
         cpus = sum(thread.cpus for thread in profile.host.python_threads if THREAD in thread.name)
         if supply is None or cpus < MIN_CPUS:

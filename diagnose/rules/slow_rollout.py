@@ -80,11 +80,9 @@ class SlowRollout(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return any(rollouts(profile))
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         lines = rollouts(profile)
         stepping = tuple(line for line in lines if "environment" in line.idiom)
         share = share_of(lines)

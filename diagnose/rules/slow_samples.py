@@ -118,7 +118,6 @@ class SlowSamples(LoadingRule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return main_loader(profile) is not None
 
     def explained(self, finding: Finding, profile: Profile) -> tuple[str, ...]:
@@ -128,7 +127,6 @@ class SlowSamples(LoadingRule):
         return tuple(name for name in self.explains if not (of_workers and name == REPEATED))
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         serial = serial_of(profile)
         if serial is not None:
             return None if takes_rewriting(profile, serial.loader) else self._alone(profile, serial)

@@ -43,5 +43,4 @@ class SlowScheduler(LineRule):
     )
 
     def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
-        """See `LineRule.lines`."""
         return tuple(line for line in super().lines(profile) if line.phase not in OF_ANOTHER)

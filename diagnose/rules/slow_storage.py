@@ -129,7 +129,6 @@ class SlowStorage(LoadingRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         serial = serial_of(profile)
         if serial is not None:
             return self._own_reading(profile, serial) if has_other_cause(profile) else None

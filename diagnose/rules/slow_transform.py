@@ -64,7 +64,6 @@ class SlowTransform(WorkerRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         supply = supply_of(profile)
         if supply is None or not supply.needs_cpu:
             return None

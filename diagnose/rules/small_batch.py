@@ -54,7 +54,6 @@ class SmallBatch(DeviceRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         device = profile.device
         filled, total, peak = device.sm_share, device.total_bytes, device.peak_bytes
         assert filled is not None and total is not None and peak is not None

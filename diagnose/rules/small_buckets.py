@@ -83,11 +83,9 @@ class SmallBuckets(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return any(len(rank.bucket_bytes) > MIN_TIMES_MORE for rank in profile.program.ddp)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         ddp = profile.program.ddp[0]
         num, cap = len(ddp.bucket_bytes), ddp.bucket_cap_bytes or BUCKET_BYTES
         usual = 2 + sum(ddp.bucket_bytes) // BUCKET_BYTES

@@ -163,11 +163,9 @@ class SmallOperators(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return profile.run.device == "cpu"
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         # A loop without gradients is in no graph, and one with them may have no telling line.
         found = [self._in_loops(profile), self._in_lines(profile)]
         return self._in_model(profile) or max(

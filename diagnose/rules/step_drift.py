@@ -104,7 +104,6 @@ class StepDrift(Rule):
         return tuple(name for name in self.explains if name not in ONLY_OF or does & ONLY_OF[name])
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         drift = {phase: ns for phase, ns in profile.series.drift_ns.items() if ns > 0}
         if not drift:
             return None

@@ -94,7 +94,6 @@ class StepJitter(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         lost = long_steps_ns(profile)
         if not lost:
             return None

@@ -86,7 +86,6 @@ class ThreadOversubscription(Rule):
     silent_on = (profile(host=replace(BESIDE_ANOTHER, involuntary_per_s=100.0)), profile(host=FITTING))
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         host = profile.host
         if not host.num_threads or not host.cpus or not host.machine_cpus:
             return False
@@ -94,7 +93,6 @@ class ThreadOversubscription(Rule):
         return host.num_threads * profile.settings.local_processes > host.machine_cpus
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         host, processes = profile.host, profile.settings.local_processes
         assert host.num_threads and host.cpus and host.machine_cpus
         assert host.runnable_share is not None and host.on_cpu_share is not None

@@ -60,7 +60,6 @@ class ThrottledDevice(DeviceRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         device = profile.device
         assert device.throttle_reasons is not None and device.clock_share is not None
         words = dict(FAULTS)

@@ -101,12 +101,10 @@ class TooFewThreads(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         host = profile.host
         return profile.run.device == "cpu" and (host.num_threads or 0) < (host.whole_cpus or 1)
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         host, settings = profile.host, profile.settings
         assert host.num_threads and host.whole_cpus
         idle = host.free_cpus or 0.0

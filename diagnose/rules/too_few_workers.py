@@ -56,7 +56,6 @@ class TooFewWorkers(WorkerRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         supply = supply_of(profile)
         if supply is None or not supply.behind or not supply.helped_by_workers or supply.waits_for_storage:
             return None

@@ -61,12 +61,10 @@ class TooManyWorkers(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         cpus = profile.own_cpus
         return any(cpus is not None and loader.num_workers > cpus for loader in profile.program.loaders[:1])
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         supply, host = supply_of(profile), profile.host
         usable = profile.own_cpus
         if supply is None or host.runnable_share is None or not usable:

@@ -62,7 +62,6 @@ class UnalignedDimensions(DeviceRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         device, graph = profile.device, profile.program.graph
         assert graph is not None and device.capability is not None
         if device.capability < FIRST or computes_in(profile) not in HALF or not sets_the_pace(profile):

@@ -86,7 +86,6 @@ class UnevenWork(RankRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         work = profile.program.imbalance
         assert work is not None
         worst = max(work.fullest, key=lambda rank: work.fullest[rank], default=0)

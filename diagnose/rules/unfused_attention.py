@@ -131,7 +131,6 @@ class UnfusedAttention(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         graph = profile.program.graph
         assert graph is not None
         on_cpu = profile.run.device == "cpu"

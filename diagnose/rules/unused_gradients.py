@@ -90,13 +90,11 @@ class UnusedGradients(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         graph, dropped = profile.program.graph, profile.program.dropped
         never_used = bool(graph and graph.num_unwanted_tensors) and not updating(profile)
         return profile.program.fsdp is None and (never_used or bool(dropped and dropped.num_tensors))
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         graph, dropped = profile.program.graph, profile.program.dropped
         assert graph is not None
 

@@ -44,7 +44,6 @@ class WorkerImbalance(WorkerRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         supply = supply_of(profile)
         if supply is None or supply.workers.busiest is None or supply.wait_share < MIN_SHARE:
             return None

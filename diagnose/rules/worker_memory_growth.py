@@ -57,7 +57,6 @@ class WorkerMemoryGrowth(WorkerRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         supply, stats = supply_of(profile), profile.input
         early_ns, late_ns = stats.early_wait_ns, stats.late_wait_ns
         if supply is None or early_ns is None or late_ns is None:

@@ -101,15 +101,12 @@ class WorkerStartup(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return bool(profile.program.evaluating) or _may_start(profile)
 
     def needed(self, profile: Profile) -> tuple[str, ...]:
-        """See `Rule.needed`."""
         return () if profile.program.evaluating else self.needs
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         training = self._in_training(profile) if _may_start(profile) else None
         evaluation = self._in_evaluations(profile)
         found = (finding for finding in (training, evaluation) if finding is not None)

@@ -106,7 +106,6 @@ class WorkerTransfer(WorkerRule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         supply = supply_of(profile)
         if supply is None or supply.wait_share < MIN_SHARE:
             return None

@@ -67,13 +67,11 @@ class WrongBackend(DeviceRule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
         return super().applies(profile) and any(
             ddp.on_cuda and ddp.backend in THROUGH_HOST for ddp in profile.program.ddp
         )
 
     def check(self, profile: Profile) -> Finding | None:
-        """See `Rule.check`."""
         ddp = profile.program.ddp
         steady_ns = steady_wait_ns(ddp)
         if steady_ns is None:

@@ -73,7 +73,6 @@ class Alone:
     num = 1
 
     def exchange(self, about: str, value: Any, *, dear: bool = False) -> list[Any]:
-        """See `Ranks`."""
         return [value]
 
     def leave(self, reason: str) -> None:

@@ -91,7 +91,6 @@ class Controller:
         self._world.pauses.mark()
 
     def _go_on(self, number: int, aside: bool, begins: bool, num_samples: int) -> None:
-        """See `boundary`."""
         self._call_on_step()
         if self._plan is None:
             self._loss.read()

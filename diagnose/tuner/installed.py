@@ -109,11 +109,9 @@ class Installed:
             raise NotYet("the script has done with what it was prepared on")
 
     def why_not_stay(self) -> str:
-        """See `Action.why_not_stay`."""
         return self.action.why_not_stay(self._prepared)
 
     def alike(self) -> str:
-        """See `Action.alike`."""
         return self.action.alike(self._prepared)
 
     def remove(self) -> None:

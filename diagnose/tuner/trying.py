@@ -79,7 +79,6 @@ class Attempt:
 
     @property
     def too_dear(self) -> bool:
-        """See `Rivals`."""
         return self._rivals.too_dear
 
     def run(self) -> Plan[Trial]:
