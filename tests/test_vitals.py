@@ -20,6 +20,7 @@ import torch
 import diagnose
 from diagnose.analysis.loading import reading_rates
 from diagnose.analysis.program import memory_of
+from diagnose.analysis.readings import vitals_of
 from diagnose.analysis.signals import host_stats, python_threads
 from diagnose.core.ledger import COLUMNS
 from diagnose.hooks._recorder import Recorder
@@ -356,3 +357,13 @@ def test_what_the_script_does_after_its_training_is_no_part_of_the_readings(tmp_
     brief = read_rank(tmp_path / "rank0.sqlite", brief_from=10)
     assert brief.vitals[-1] == training[-1]
     assert host_stats(brief, 10).on_cpu_share == pytest.approx(0.8)
+
+
+def test_readings_right_after_each_other_tell_no_rate() -> None:
+    """The machine counts in ticks: one tick in 2 ms would be five CPUs."""
+    totals = [
+        (t, {"cpu_ns": t, "machine_busy_ns": t // 10_000_000 * 10_000_000})
+        for t in (0, 500_000_000, 502_000_000)
+    ]
+    vitals = vitals_of([(t, 0, told) for t, told in totals], 0, {})
+    assert np.isfinite(vitals.busy_cpus).tolist() == [False, True, False]

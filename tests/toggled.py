@@ -29,6 +29,7 @@ class Live:
         steps: Steps that have ended.
         on_steps: Steps that ran, or run, with the action in force.
         at: Functions to call at the end of a step, by its number.
+        gave_up: Why the action said that it must not stay in force, if it did; it does not come back.
     """
 
     def __init__(self, recorder: Recorder, action: Action, value: int | None, on: Callable[[int], bool]):
@@ -37,6 +38,7 @@ class Live:
         self.steps = 0
         self.on_steps: list[int] = []
         self.at: dict[int, Callable[[], object]] = {}
+        self.gave_up = ""
         self._recorder = recorder
         self._action = action
         self._value = value
@@ -65,7 +67,8 @@ class Live:
         if self.steps >= WARMUP:
             self._application.close()
             action.verify_undone(job, self.before)
-            if self._on(self.steps):
+            self.gave_up = action.why_not_stay(self.prepared)
+            if self._on(self.steps) and not self.gave_up:
                 self._application.enter_context(action.apply(job, self.prepared))
                 self.on_steps.append(self.steps)
         self.at.get(self.steps, lambda: None)()
@@ -91,7 +94,11 @@ def always(step: int) -> bool:
 
 @contextmanager
 def tuned(
-    action: Action | None, *, value: int | None = None, on: Callable[[int], bool] = abba
+    action: Action | None,
+    *,
+    value: int | None = None,
+    on: Callable[[int], bool] = abba,
+    may_give_up: bool = False,
 ) -> Iterator[Live | None]:
     """Installs the hooks, and, unless there is no action, switches it on and off at the ends of steps."""
     if action is None:
@@ -107,6 +114,7 @@ def tuned(
         notes = list(recorder.notes)
     assert not notes, notes
     assert live.on_steps, "it was never in force"
+    assert may_give_up or not live.gave_up, live.gave_up
 
 
 class ConvNet(nn.Module):

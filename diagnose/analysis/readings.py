@@ -18,6 +18,9 @@ MAX_POINTS = 600
 MAX_DRAWN = 240
 """Readings that are drawn: more would neither be seen nor sent in time."""
 
+MIN_ELAPSED_S = 0.1
+"""Sooner after each other readings tell no rate: the system counts what all programs use in 10 ms."""
+
 Vector = npt.NDArray[np.float64]
 
 
@@ -157,7 +160,7 @@ def vitals_of(
     def per_s(name: str) -> npt.NDArray[np.float64]:
         rates = np.full(len(readings), np.nan)
         elapsed_s = np.diff(time_s)
-        np.divide(np.diff(level(name)), elapsed_s, out=rates[1:], where=elapsed_s > 0)
+        np.divide(np.diff(level(name)), elapsed_s, out=rates[1:], where=elapsed_s >= MIN_ELAPSED_S)
         return rates
 
     return Vitals(
