@@ -82,6 +82,30 @@ def test_what_slows_the_whole_step_down_is_no_drift():
     assert find_drift(5 * MS * slower**3, rest=10 * MS * slower) > 3 * MS
 
 
+def test_what_comes_and_goes_does_not_drift():
+    """Sixteenths of a run that other programs slowed down more and more often."""
+    levels = [
+        35.3,
+        35.6,
+        39.8,
+        39.2,
+        39.9,
+        40.7,
+        43.0,
+        51.9,
+        45.2,
+        46.5,
+        54.1,
+        41.1,
+        42.8,
+        52.4,
+        49.4,
+        52.1,
+    ]
+    assert find_drift(np.repeat(levels, 50) * MS) == 0
+    assert find_drift(np.repeat(sorted(levels), 50) * MS) > 8 * MS
+
+
 def test_drift_is_seen_where_many_steps_are_disturbed():
     times = np.linspace(2, 8, 200) * MS
     rng = np.random.default_rng(1)

@@ -38,6 +38,16 @@ STEADY_SHARE = 0.1
 """Each quarter grows by this part of the whole growth or more. What slows a run down at one moment, such as
 another program, makes one quarter jump and leaves the others level."""
 
+FINE_PARTS = 16
+LEAST_IN_PART = 5
+"""Steps of a fine part. What grows in a script does not shrink; another program's work comes and goes."""
+
+FALLS_BACK = 0.8
+"""Of the growth: a part that lies this far below one before it has lost nearly all that was gained."""
+
+FALL_DEVIATIONS = 3.0
+"""Standard errors of a part that this has to be as well."""
+
 DRIFT_DEVIATIONS = 4.0
 """And the whole growth is so many standard errors of a quarter's level."""
 
@@ -125,8 +135,8 @@ def without_neighbours(indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def find_drift(times: Vector, rest: Vector | None = None) -> float:
-    """Returns by how much times grew from the first quarter to the last; 0 unless each quarter grew, and
-    the growth is more than their scatter explains.
+    """Returns by how much times grew from the first quarter to the last; 0 unless each quarter grew, the
+    growth is more than their scatter explains, and they did not fall back in between.
 
     Args:
         times: Nanoseconds of a phase, by step.
@@ -146,8 +156,21 @@ def find_drift(times: Vector, rest: Vector | None = None) -> float:
     error = QUANTILE_ERROR * MAD_TO_SIGMA * spread / np.sqrt(len(parts[0]))
     if not (growth > DRIFT_DEVIATIONS * error and growth > 0 and steady):
         return 0.0
+    if _falls_back(times, FALL_DEVIATIONS * error * np.sqrt(FINE_PARTS / DRIFT_PARTS)):
+        return 0.0
     # The levels told that it grew; by how much is a matter of the whole time, as any loss is.
     return growth * float(np.mean(times)) / float(np.mean(levels))
+
+
+def _falls_back(times: Vector, least: float) -> bool:
+    """Returns whether a part of the times lies below one before it, by more than `least` and nearly all that
+    they grew."""
+    parts = np.array_split(times, min(FINE_PARTS, len(times) // LEAST_IN_PART))
+    levels = np.array([float(np.quantile(part, USUAL_QUANTILE)) for part in parts])
+    quarter = len(levels) // DRIFT_PARTS
+    growth = float(levels[-quarter:].mean() - levels[:quarter].mean())
+    fall = float((np.maximum.accumulate(levels) - levels).max())
+    return fall > max(FALLS_BACK * growth, least)
 
 
 def _slowdowns(rest: Vector | None, usual: float) -> list[float]:
