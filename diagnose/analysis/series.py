@@ -163,8 +163,7 @@ def find_drift(times: Vector, rest: Vector | None = None) -> float:
 
 
 def _falls_back(times: Vector, least: float) -> bool:
-    """Returns whether a part of the times lies below one before it, by more than `least` and nearly all that
-    they grew."""
+    """Returns whether a part lies below an earlier one by over `least` and nearly all the times grew by."""
     parts = np.array_split(times, min(FINE_PARTS, len(times) // LEAST_IN_PART))
     levels = np.array([float(np.quantile(part, USUAL_QUANTILE)) for part in parts])
     quarter = len(levels) // DRIFT_PARTS
