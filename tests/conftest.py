@@ -192,13 +192,24 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[s
     return sorted(name for name in before if name != theirs and before[name] != after[name])
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    attributes, state = torch_attributes(), global_state()
-    yield
-    left = traces(attributes, torch_attributes()) + changes(state, global_state())
+def fail_for(left: list[str], what: str) -> None:
     if left:
-        pytest.fail(f"the test left these changed: {', '.join(left)}", pytrace=False)
+        pytest.fail(f"{what} left these changed: {', '.join(left)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_in_torch() -> Iterator[None]:
+    """Looked at once a file: to go through all of torch takes longer than most tests."""
+    before = torch_attributes()
+    yield
+    fail_for(traces(before, torch_attributes()), "one of these tests")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_in_the_interpreter() -> Iterator[None]:
+    before = global_state()
+    yield
+    fail_for(changes(before, global_state()), "the test")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -110,6 +110,7 @@ def test_a_process_that_grows_on_its_gpu_is_collected_early(
         assert freed() is None
 
 
+@pytest.mark.extended
 def test_a_process_that_grows_on_and_on_is_collected_early_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

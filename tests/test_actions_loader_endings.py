@@ -40,7 +40,11 @@ print(*pids, flush=True)
     [
         ("pass", 0),
         pytest.param("raise SystemExit(3)", 3, marks=pytest.mark.extended),
-        ("import atexit; atexit.register(lambda: [switch.close() for switch, _ in jobs])", 0),
+        pytest.param(
+            "import atexit; atexit.register(lambda: [switch.close() for switch, _ in jobs])",
+            0,
+            marks=pytest.mark.extended,
+        ),
         pytest.param("[switch.close() for switch, _ in jobs]", 0, marks=pytest.mark.extended),
     ],
     ids=["as it is", "by an exit", "undone at the exit", "undone before"],
@@ -52,6 +56,7 @@ def test_a_script_ends_at_once_whether_it_was_undone_or_not(ending: str, code: i
     assert all(has_ended(int(pid), within_s=20) for pid in ended.stdout.split())
 
 
+@pytest.mark.extended
 def test_workers_do_not_outlive_a_script_that_is_killed(tmp_path: Path) -> None:
     script = write(tmp_path / "ends.py", SCRIPT.format(ending="time.sleep(600)"))
     process, line = start(sys.executable, script, cwd=tmp_path)

@@ -77,7 +77,7 @@ def draws_with_python(index: int) -> float:
     return random.random()
 
 
-@pytest.mark.parametrize("fault", [dies, leaves, hangs, fails])
+@pytest.mark.parametrize("fault", [dies, leaves, pytest.param(hangs, marks=pytest.mark.extended), fails])
 def test_a_fault_of_a_worker_costs_nothing(
     fault: Callable[[int], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +163,14 @@ def finds_a_difference(pool: Pool) -> None:
     pool.compared(False)
 
 
-@pytest.mark.parametrize("happens", [kills_a_worker, kills_a_worker_that_holds_a_lock, finds_a_difference])
+@pytest.mark.parametrize(
+    "happens",
+    [
+        kills_a_worker,
+        pytest.param(kills_a_worker_that_holds_a_lock, marks=pytest.mark.extended),
+        finds_a_difference,
+    ],
+)
 def test_workers_that_are_given_up_under_a_deeper_queue_cost_no_batch(
     happens: Callable[[Pool], None],
 ) -> None:
@@ -206,6 +213,7 @@ def test_what_a_worker_had_sent_before_it_died_costs_no_batch() -> None:
     assert equal(found, DataLoader(Rows(), 4))
 
 
+@pytest.mark.extended
 def test_what_cannot_be_collected_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_loader_service, "COLLECT_S", 0.2)
     make = lambda: DataLoader(Faulty(hangs), 4)  # noqa: E731

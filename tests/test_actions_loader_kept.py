@@ -22,6 +22,7 @@ from diagnose.actions.base import CannotApply
 from diagnose.actions.persistent_workers import PersistentWorkers
 from diagnose.core.job import Job
 from tests.loops import Noisy, Plan, Rows, Switch, begin, children_end, close, equal, loop, off, on
+from tests.mixing import mixed
 
 pytest_plugins = ("tests.loops",)
 pytestmark = pytest.mark.usefixtures("no_child_is_left")
@@ -54,8 +55,7 @@ PLANS: dict[str, Plan] = {
 }
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("make, plan", mixed(MAKES, PLANS))
 @pytest.mark.parametrize("stop_at", [-1, pytest.param(2, marks=pytest.mark.extended)])
 def test_samples_and_random_numbers_are_those_of_new_workers(
     make: Callable[[], DataLoader[Any]], plan: Plan, stop_at: int

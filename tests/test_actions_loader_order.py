@@ -16,6 +16,7 @@ from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.core.job import Job
 from tests.loops import Noisy, Plan, Rows, Switch, begin, children_end, close, equal, loop, off, on
+from tests.mixing import mixed
 
 Make = Callable[[], "DataLoader[Any]"]
 
@@ -82,8 +83,7 @@ PLANS: dict[str, Plan] = {
 }
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("make, plan", mixed(KINDS, PLANS))
 def test_order_and_random_numbers_are_those_of_the_loop_left_alone(make: Make, plan: Plan) -> None:
     assert equal(loop(make, LoaderWorkers(), plan), loop(make))
     assert children_end()
@@ -92,11 +92,11 @@ def test_order_and_random_numbers_are_those_of_the_loop_left_alone(make: Make, p
 EARLY = ("generator", "draws at the end", "two workers", "two workers, generator", "persistent")
 
 
-@pytest.mark.parametrize("kind", EARLY)
-@pytest.mark.parametrize("stop_at", [7, 9])
-def test_a_loop_that_leaves_each_epoch_early_sees_the_same(kind: str, stop_at: int) -> None:
+@pytest.mark.parametrize(
+    "make, stop_at", mixed({kind: KINDS[kind] for kind in EARLY}, {"at 7": 7, "at 9": 9})
+)
+def test_a_loop_that_leaves_each_epoch_early_sees_the_same(make: Make, stop_at: int) -> None:
     plan = {1: on(3), 12: off, 15: on(1)}
-    make = KINDS[kind]
     assert equal(
         loop(make, LoaderWorkers(), plan, epochs=4, stop_at=stop_at), loop(make, epochs=4, stop_at=stop_at)
     )
@@ -141,11 +141,12 @@ def test_each_epoch_draws_its_base_seed_as_it_did(kind: str) -> None:
     assert torch.equal(*states)
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@pytest.mark.parametrize("kind", ["two workers", "two workers, generator", "persistent"])
-def test_a_deeper_queue_changes_nothing_else(kind: str, plan: Plan) -> None:
+WITH_WORKERS = ("two workers", "two workers, generator", "persistent")
+
+
+@pytest.mark.parametrize("make, plan", mixed({kind: KINDS[kind] for kind in WITH_WORKERS}, PLANS))
+def test_a_deeper_queue_changes_nothing_else(make: Make, plan: Plan) -> None:
     deeper = {step: on(4) if change not in (off, close) else change for step, change in plan.items()}
-    make = KINDS[kind]
     assert equal(loop(make, LoaderPrefetch(), deeper), loop(make))
     assert equal(loop(make, LoaderPrefetch(), deeper, stop_at=6), loop(make, stop_at=6))
     assert children_end()

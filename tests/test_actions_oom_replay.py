@@ -14,6 +14,7 @@ from diagnose.actions.base import CannotApply
 from diagnose.actions.oom_replay import OomReplay
 from diagnose.core.job import Job
 from tests.changed_training import Applied, Net, difference, job_of, same, train
+from tests.mixing import mixed, mostly_extended
 from tests.running import run_ranks
 
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -68,20 +69,21 @@ def starving(starved: Starved | None = None, **options: Any) -> Callable[[], nn.
     return model
 
 
-FAILURES = [
-    Starved,
-    lambda: Starved(forward={2}),
-    lambda: Starved(forward={2, 3}),
-    lambda: Starved(backward={2}),
-    lambda: Starved(backward={2, 3}),
-    lambda: Starved(forward={2}, backward={2}),
-]
+FAILURES = {
+    "none": Starved,
+    "forward": lambda: Starved(forward={2}),
+    "forward twice": lambda: Starved(forward={2, 3}),
+    "backward": lambda: Starved(backward={2}),
+    "backward twice": lambda: Starved(backward={2, 3}),
+    "both": lambda: Starved(forward={2}, backward={2}),
+}
 
 
-@pytest.mark.parametrize("failure", range(len(FAILURES)))
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_replayed_step_is_exact_with_batch_norm_and_dropout(failure: int, accumulate: int) -> None:
-    starved = FAILURES[failure]()
+@pytest.mark.parametrize("failure, accumulate", mixed(FAILURES, {"each batch": 1, "two batches": 2}))
+def test_a_replayed_step_is_exact_with_batch_norm_and_dropout(
+    failure: Callable[[], Starved], accumulate: int
+) -> None:
+    starved = failure()
     options = {"norm": True, "dropout": 0.3}
     changed = train(starving(starved, **options), failing(starved), accumulate=accumulate)
     left_alone = train(starving(**options), accumulate=accumulate)
@@ -106,16 +108,16 @@ def failing(starved: Starved) -> Applied:
     return applied
 
 
-@pytest.mark.parametrize(
-    "starved",
-    [
-        Starved(forward={1, 2, 3}),
-        Starved(forward={1, 2, 3, 4}),
-        Starved(backward={1, 2, 3}),
-        Starved(backward={1, 2, 3, 4}),
-        Starved(forward={1, 2, 3}, backward={1, 2}),
-    ],
-)
+IN_PIECES = {
+    "forward": Starved(forward={1, 2, 3}),
+    "forward and the first piece": Starved(forward={1, 2, 3, 4}),
+    "backward": Starved(backward={1, 2, 3}),
+    "backward and the first piece": Starved(backward={1, 2, 3, 4}),
+    "both": Starved(forward={1, 2, 3}, backward={1, 2}),
+}
+
+
+@pytest.mark.parametrize("starved", mostly_extended(IN_PIECES, "forward and the first piece", "both"))
 def test_a_step_replayed_in_pieces_only_rounds_differently(starved: Starved) -> None:
     changed = train(starving(starved), failing(starved))
     left_alone = train(starving())
@@ -123,16 +125,15 @@ def test_a_step_replayed_in_pieces_only_rounds_differently(starved: Starved) -> 
     assert changed[2:] == left_alone[2:]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "FIND was unable to find an engine to execute this computation",
-        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`",
-    ],
-)
-@pytest.mark.parametrize("where", ["forward", "backward"])
+WORDS = {
+    "cuDNN finds none": "FIND was unable to find an engine to execute this computation",
+    "cuDNN": "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuBLAS": "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA": "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`",
+}
+
+
+@pytest.mark.parametrize("words, where", mixed(WORDS, {"forward": "forward", "backward": "backward"}))
 def test_what_cudnn_and_cublas_say_of_memory_is_replayed_too(where: str, words: str) -> None:
     failures: Any = {where: {1, 2, 3}}
     starved = Starved(**failures, error=RuntimeError, words=words)

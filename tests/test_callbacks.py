@@ -182,6 +182,7 @@ train(30)
 """
 
 
+@pytest.mark.extended
 def test_many_ranks_are_reported_also_when_the_interpreter_is_ending(tmp_path):
     ended = run(sys.executable, write(tmp_path / "train.py", UNENDED), tmp_path / "runs", cwd=tmp_path)
     assert ended.code == 0 and "a bug of ours" not in ended.stderr, ended.stderr

@@ -147,6 +147,7 @@ def test_a_command_of_several_lines_is_read_whole(toy: Path) -> None:
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.extended
 def test_on_a_push_the_action_compares_with_where_the_push_began(toy: Path, tmp_path: Path) -> None:
     """In a clone that is too shallow to hold it, as by fetch-depth: 2."""
     before = git(toy, "rev-parse", "HEAD^1")

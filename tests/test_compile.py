@@ -49,6 +49,7 @@ def made(ended: Ended) -> dict[str, dict[str, Any]]:
     return {line.pop("way"): line for line in lines}
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_graphs_breaks_and_recompilations_are_those_without_us(plain, ours, way):
@@ -104,6 +105,7 @@ def test_beginning_and_ending_around_a_compiled_model_recompiles_nothing(tmp_pat
     assert (steps, notes) == (30, [])
 
 
+@pytest.mark.extended
 def test_copies_of_tensors_are_calls_in_the_graph_while_they_are_measured_and_afterwards(tmp_path):
     ended = run(sys.executable, SCRIPTS / "compiles_copies.py", cwd=tmp_path)
     assert ended.code == 0, ended.stderr

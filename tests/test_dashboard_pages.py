@@ -28,6 +28,7 @@ from tests.browsing import (
     new_tab,
     shoot,
 )
+from tests.mixing import mostly_extended
 from tests.running import DIAGNOSE, SCRIPTS, environment, run, write
 
 pytestmark = needs_browser
@@ -157,7 +158,13 @@ def page(site: Site, tab: Page) -> Iterator[Page]:
     assert site.problems == []
 
 
-@pytest.mark.parametrize("address, words", PAGES.items(), ids=map(name_of, PAGES))
+@pytest.mark.parametrize(
+    "address, words",
+    mostly_extended(
+        {name_of(address): (address, words) for address, words in PAGES.items()},
+        *map(name_of, ("/", "/run/live", "/run/live/before-after", "/run/live/input")),
+    ),
+)
 def test_a_page_opens_by_its_address_without_barriers_and_fits_a_phone(
     site: Site, page: Page, address: str, words: str
 ) -> None:

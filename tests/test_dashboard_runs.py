@@ -75,7 +75,10 @@ def test_a_source_file_is_shown_only_where_the_analysis_names_it(tmp_path: Path)
         assert source.source_lines("other", str(script), 1) == ()
 
 
-@pytest.mark.parametrize("kept", ["all", "some", "none", "no table"])
+@pytest.mark.parametrize(
+    "kept",
+    ["some", "none", *(pytest.param(each, marks=pytest.mark.extended) for each in ("all", "no table"))],
+)
 def test_the_source_that_is_shown_is_that_which_ran(tmp_path: Path, kept: str) -> None:
     script = tmp_path / "train.py"
     script.write_bytes(b"import torch\n\x0c\r\nslow()\r\nfast()\n")

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from diagnose.report import to_html
 from tests.browsing import barriers, fits, go, launched, name_of, needs_browser, new_tab, shoot
+from tests.mixing import mostly_extended
 from tests.recorded import manifest, record
 from tests.running import REPOSITORY, comes_true
 from tests.test_report_html import TUNED
@@ -105,7 +106,13 @@ def page(tab: tuple[Page, list[str]]) -> Iterator[Page]:
     assert problems == []
 
 
-@pytest.mark.parametrize("address, words", STATES.items(), ids=map(name_of, STATES))
+@pytest.mark.parametrize(
+    "address, words",
+    mostly_extended(
+        {name_of(address): (address, words) for address, words in STATES.items()},
+        *map(name_of, ("/run/none", "/run/damaged", "/run/huge", "/run/huge/ranks", "/gate-history")),
+    ),
+)
 def test_every_state_is_drawn_without_barriers_on_a_phone_in_the_dark(
     page: Page, address: str, words: str
 ) -> None:
@@ -123,6 +130,7 @@ def calls_within(site: Site, page: Page, seconds: float) -> int:
     return len(site.calls) - before
 
 
+@pytest.mark.extended
 def test_the_page_of_a_run_that_is_over_asks_for_nothing_any_more(site: Site, page: Page) -> None:
     go(page, "/run/one")
     expect(page.locator("#page")).to_contain_text("1 step")
@@ -143,7 +151,9 @@ def test_a_tab_that_nobody_sees_asks_for_nothing_until_it_is_seen_again(site: Si
     assert comes_true(lambda: calls_within(site, page, 0.3) > 0)
 
 
-@pytest.mark.parametrize("interactive", [False, True], ids=["drawn", "interactive"])
+@pytest.mark.parametrize(
+    "interactive", mostly_extended({"drawn": False, "interactive": True}, "interactive")
+)
 def test_a_report_opens_from_its_file_alone(browser: Browser, tmp_path: Path, interactive: bool) -> None:
     path = tmp_path / "report.html"
     path.write_text(to_html(TUNED, interactive=interactive), encoding="utf-8")

@@ -108,6 +108,7 @@ def test_what_is_searched_and_picked_is_in_the_address(page: Page) -> None:
     expect(page).to_have_url(re.compile(r"\?pick=short20%2Cshort21$"))
 
 
+@pytest.mark.extended
 def test_the_keyboard_zooms_to_single_steps_and_along(page: Page) -> None:
     go(page, "/run/long")
     drawn(page, 1, 16)

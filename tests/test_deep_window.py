@@ -107,6 +107,7 @@ def test_the_scripts_own_profiler_goes_before_ours(tmp_path: Path) -> None:
     assert profile.notes == ("There is no deep window: the script's own profiler began.",)
 
 
+@pytest.mark.extended
 def test_a_window_is_there_as_soon_as_its_file_is_whatever_becomes_of_the_process(tmp_path: Path) -> None:
     """It kills itself in the moment in which the file appears: its last records are lost."""
     command = (*DIAGNOSE, "--quiet", "--name", "r", "--deep-window", "10:3", SCRIPT, "killed")

@@ -153,6 +153,7 @@ print(sorted(event["name"] for event in events if str(event.get("name")).startsw
 """
 
 
+@pytest.mark.extended
 def test_a_profiler_that_records_stacks_knows_the_same_modules(tmp_path):
     """It knows a module's frame by the code of `nn.Module.__call__`, which it looks up once."""
     script = write(tmp_path / "train.py", PROFILED)

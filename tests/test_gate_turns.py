@@ -144,6 +144,7 @@ def sides(folder: Path, *waits_s: float) -> list[Side]:
     return [Side(label="base", name="a", root=folder, command=("a.py", str(wait))) for wait in waits_s]
 
 
+@pytest.mark.extended
 def test_real_runs_at_once_have_the_figures_that_they_have_alone(tmp_path: Path) -> None:
     plan = RunPlan(steps=120)
     names = ("base-01", "head-01")

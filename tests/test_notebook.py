@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from diagnose.analysis.profile import load_profile
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Status
@@ -14,6 +16,7 @@ from tests.running import TIMEOUT_S, environment
 SCRIPT = Path(__file__).parent / "scripts" / "notebook.py"
 
 
+@pytest.mark.extended
 def test_lines_of_cells_are_read_and_an_earlier_cell_that_failed_is_not_this_run(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), str(tmp_path / "run")]
     subprocess.run(command, env=environment(), check=True, timeout=TIMEOUT_S)

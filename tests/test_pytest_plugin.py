@@ -123,6 +123,7 @@ def test_without_a_baseline_nothing_passes(diagnose_gate):
     assert "test_training_is_not_slower_than_on_main" in text
 
 
+@pytest.mark.extended
 def test_the_variable_wins_over_the_marker(project: Path) -> None:
     test = "import pytest\n@pytest.mark.diagnose_gate(base='main')\n"
     test += "def test_it(diagnose_gate):\n    diagnose_gate('train.py')\n"

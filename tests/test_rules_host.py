@@ -119,8 +119,9 @@ def test_what_is_to_be_pasted_saves_in_the_background_what_torch_can_load(device
     names = {
         name: importlib.import_module(name) for name in ("copy", "io", "pathlib", "threading", "torch")
     }
+    before = set(threading.enumerate())
     exec(found.code, {**names, "state": state, "path": str(tmp_path / "state.pt")})
-    for thread in set(threading.enumerate()) - {threading.current_thread()}:
+    for thread in set(threading.enumerate()) - before:
         thread.join(timeout=10)
     assert torch.load(tmp_path / "state.pt")["step"] == 7
 

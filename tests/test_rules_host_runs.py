@@ -103,6 +103,7 @@ for step in range(150):
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two threads want two CPUs")
 def test_threads_that_sleep_between_operations_are_told_by_what_waking_them_costs(tmp_path: Path):
     script = write(tmp_path / "train.py", SMALL_OPERATIONS)

@@ -232,6 +232,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.extended
 def test_what_an_optimizer_sends_is_no_collective_of_the_loops(tmp_path: Path):
     profile = trained(tmp_path, SHARDED_OPTIMIZER)
     assert "frequent-collectives" not in {finding.rule for finding in profile.findings}

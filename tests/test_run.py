@@ -10,6 +10,7 @@ import zipapp
 import pytest
 
 from diagnose.launch.command import Target
+from tests.mixing import mostly_extended
 from tests.running import BY_PATH, DIAGNOSE, PLAIN, REPOSITORY, only_run, run, write
 
 PROGRAMS = {
@@ -30,7 +31,19 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("source", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize(
+    "source",
+    mostly_extended(
+        PROGRAMS,
+        "returns",
+        "exits 3",
+        "raises",
+        "ends at once",
+        "is killed",
+        "reads stdin",
+        "leaves a thread",
+    ),
+)
 def test_a_script_prints_and_ends_as_under_plain_python(tmp_path, source):
     script = write(tmp_path / "script.py", source)
     plain = run(*PLAIN, script.name, cwd=tmp_path, stdin="one\ntwo\n")

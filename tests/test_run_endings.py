@@ -80,7 +80,14 @@ def test_a_script_that_trained_is_reported_however_it_ends(tmp_path, way):
     assert report["run"]["signal"] == (-code if code < 0 else None)
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGTERM", marks=pytest.mark.extended), "SIGINT"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SIGKILL",
+        pytest.param("SIGTERM", marks=pytest.mark.extended),
+        pytest.param("SIGINT", marks=pytest.mark.extended),
+    ],
+)
 def test_a_script_ended_from_outside_is_reported(tmp_path, name):
     number = signal.Signals[name]
     process, _ = start(*DIAGNOSE, "--json", "report.json", ENDS, 30, "waits", cwd=tmp_path)
@@ -159,6 +166,7 @@ def test_stop_after_ends_the_script_cleanly(tmp_path, losses_of_60_steps):
     assert report_of(tmp_path)["steps"]["count"] == 25
 
 
+@pytest.mark.extended
 def test_steps_ends_the_measurement_and_not_the_training(tmp_path, losses_of_60_steps):
     ours = run(*DIAGNOSE, "--json", "report.json", "--steps", "25", ENDS, 60, cwd=tmp_path)
     assert ours.code == 0

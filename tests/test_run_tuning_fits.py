@@ -84,16 +84,19 @@ def test_nor_does_it_with_changes_in_force(tmp_path):
     assert {"fused-optimizer", "micro-batching"} <= set(kept(fitted(tmp_path, actions)))
 
 
+@pytest.mark.extended
 def test_nor_where_averages_between_ranks_are_left_out(tmp_path):
     assert kept(fitted(tmp_path, in_force('"no-sync"'), "passes=2")) == ["no-sync"] * 2
 
 
+@pytest.mark.extended
 def test_nor_where_updates_are_made_in_the_backward_pass_which_ends_with_the_first_fit(tmp_path):
     events = fitted(tmp_path, in_force('"optimizer-in-backward"'), "short=yes")
     assert kept(events) == ["optimizer-in-backward"] * 2, "the second fit gets it, too"
     assert [detail["action"] for kind, detail in events if kind == "over"] == ["optimizer-in-backward"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["fused-optimizer", "eight-bit-states"])
 def test_nor_where_kernels_step(tmp_path, name):
     """What would be a GPU is emulated."""

@@ -101,6 +101,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.extended
 def test_a_folder_is_joined_while_its_run_goes_on_and_not_when_that_has_crashed(tmp_path, monkeypatch):
     script = write(tmp_path / "stays.py", TRAINS_AND_STAYS)
     process, _ = start(sys.executable, script, tmp_path / "run", cwd=tmp_path, stdin=subprocess.PIPE)

@@ -125,7 +125,11 @@ print("waited", 1e3 * waited / 120)
 @pytest.mark.parametrize(
     ("wait", "line"),
     [
-        ("select.select([], [], [], seconds)", "select.select([], [], [], seconds)"),
+        pytest.param(
+            "select.select([], [], [], seconds)",
+            "select.select([], [], [], seconds)",
+            marks=pytest.mark.extended,
+        ),
         (
             "os.write(asked[1], str(seconds).encode())\n    os.read(answered[0], 1)",
             "os.read(answered[0], 1)",

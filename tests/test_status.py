@@ -173,6 +173,7 @@ def test_status_follows_a_run_from_its_first_steps_to_its_end(tmp_path: Path) ->
     assert ended.stdout.splitlines()[0].endswith(": ended (SIGTERM)")
 
 
+@pytest.mark.extended
 def test_status_of_a_run_killed_with_its_supervisor_says_that_it_is_gone(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", TRAINS)
     process, _ = start(*DIAGNOSE, script, cwd=tmp_path, start_new_session=True)

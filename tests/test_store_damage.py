@@ -238,7 +238,9 @@ print(train(1.2) > 20)
     assert load_profile(tmp_path / "run").steps.count > 20
 
 
-@pytest.mark.parametrize("after_s", [0.3, pytest.param(1.4, marks=pytest.mark.extended), 1.8])
+@pytest.mark.parametrize(
+    "after_s", [0.3, *(pytest.param(late, marks=pytest.mark.extended) for late in (1.4, 1.8))]
+)
 def test_a_kill_costs_at_most_the_last_half_second(tmp_path, after_s):
     write(
         tmp_path / "job.py",

@@ -166,6 +166,7 @@ def test_tuning_that_cannot_begin_leaves_nothing() -> None:
     assert ending.notes
 
 
+@pytest.mark.extended
 def test_no_batch_is_lost_where_comparing_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
 

@@ -274,6 +274,7 @@ def test_ranks_that_join_with_different_numbers_of_batches_are_left_alone(tmp_pa
         }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "apply, wrong",
     [

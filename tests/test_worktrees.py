@@ -218,6 +218,7 @@ def test_an_installed_copy_of_the_project_is_not_judged(linked: Path, tmp_path: 
     assert f"PYTHONPATH={linked.resolve()} diagnose gate" in ended.stderr
 
 
+@pytest.mark.extended
 def test_a_run_that_imports_the_working_copy_over_a_link_is_not_judged(linked: Path) -> None:
     """As with an editable installation that was made under the link's name."""
     write(linked / "src" / "net.py", WORK)
