@@ -30,7 +30,7 @@ class Training:
     """Measures one training after the other in this process. Whatever goes wrong, the training goes on.
 
     A copy, and what is unpickled in another process, measures nothing until it is told to begin. What the
-    user may ask for is said in each `DiagnoseCallback`.
+    user may ask for is said in `MeasuringCallback`.
 
     Attributes:
         folder: The run's folder of the last training.
@@ -203,3 +203,41 @@ def _from_first_rank(text: str) -> str:
     broadcast: Callable[..., None] = distributed.broadcast_object_list
     broadcast(box, src=FIRST_RANK)
     return box[0]
+
+
+class MeasuringCallback:
+    """What each `DiagnoseCallback` is made with, and tells.
+
+    Args:
+        run_dir: Folder that holds the runs. Default: that of `diagnose run`, `.diagnose/runs`.
+        name: Name of the run. Default: time and script. A second training gets `-2`, and so on.
+        html: Write the report there as HTML.
+        json: Write the report there as JSON.
+        warmup: Leave the first steps out of every figure. Default: decided by the analysis.
+        quiet: Print no report.
+        logger: Takes the report instead of stderr.
+
+    Raises:
+        DiagnoseError: If a report could not be written there, or the name is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_dir: StrPath | None = None,
+        name: str | None = None,
+        html: StrPath | None = None,
+        json: StrPath | None = None,
+        warmup: int | None = None,
+        quiet: bool = False,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        super().__init__()
+        self._training = Training(
+            run_dir=run_dir, name=name, html=html, json=json, warmup=warmup, quiet=quiet, logger=logger
+        )
+
+    @property
+    def profile(self) -> Profile | None:
+        """What was found in the last training that ended, on the first rank."""
+        return self._training.profile
