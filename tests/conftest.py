@@ -64,6 +64,8 @@ TORCH_REPLACES = {
     "torch.manual_seed",
     "torch.nn.modules.module.Module.__init__",
     "torch.nn.modules.module.Module.__setstate__",
+    # By `init_process_group`; `destroy_process_group` leaves it.
+    "torch.distributed.distributed_c10d._backend",
 }
 
 HOOK_TABLES = (
