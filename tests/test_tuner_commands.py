@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diagnose.analysis.composition import window_of
 from diagnose.analysis.tuning import tuning_of
 from diagnose.core.command import Command
 from diagnose.core.ledger import COLUMNS
@@ -172,11 +173,34 @@ def test_what_was_forbidden_is_tried_again_once_it_is_allowed_again() -> None:
     assert tuning.dropped == {}
 
 
-def told_by(machine: Machine) -> Tuning:
+def log_of(machine: Machine, num_steps: int = 0) -> RankLog:
     events = [(0, 0, kind, detail) for kind, detail in machine.told]
-    tuning = tuning_of(RankLog(path=Path(), steps=np.zeros((0, len(COLUMNS)), np.int64), events=events))
+    return RankLog(path=Path(), steps=np.zeros((num_steps, len(COLUMNS)), np.int64), events=events)
+
+
+def told_by(machine: Machine, num_steps: int = 0) -> Tuning:
+    tuning = tuning_of(log_of(machine, num_steps))
     assert tuning is not None
     return tuning
+
+
+@pytest.mark.parametrize("factor, is_kept", [(1.0, False), (0.5, True)])
+def test_a_run_in_which_nothing_is_kept_is_judged_by_its_many_steps_after_the_trials(
+    factor, is_kept
+) -> None:
+    machine = Machine()
+    train(machine, controller(machine, [Change(machine, "fix", factor=factor)]), 1500)
+    tuning = told_by(machine, 1500)
+    assert bool(tuning.kept) == is_kept
+    part = window_of({}, log_of(machine, 1500), None, 1).part
+    assert part == tuning.as_it_is
+    first, last = part
+    if is_kept:
+        assert (first, tuning.left_alone) == (0, None)
+    else:
+        spent = sum(trial.steps_spent for trial in tuning.trials)
+        assert last == 1500 and first >= spent > 0
+        assert last - first > 3 * tuning.untouched[1]
 
 
 def test_a_speedup_that_was_measured_with_more_than_is_kept_is_not_told_any_more() -> None:

@@ -139,7 +139,7 @@ def tuned_parts(before: Profile, after: Profile) -> tuple[str, ...]:
     """Says of tuned runs which of their steps are compared: those of the script as it is."""
     runs = (("first", before), ("second", after))
     return tuple(
-        f"the {which} run was tuned: only its {profile.steps.measured:,} steps before anything was changed"
+        f"the {which} run was tuned: only its {profile.steps.measured:,} steps with nothing changed"
         " are compared"
         for which, profile in runs
         if profile.tuning is not None and profile.tuning.trials and profile.steps.left_out

@@ -70,8 +70,8 @@ def window_of(manifest: Mapping[str, Any], log: RankLog, first_step: int | None,
         part = (first_step, None)
     else:
         tuning = tuning_of(log)
-        if tuning is not None and tuning.untouched[1] > MIN_STEPS:
-            part = tuning.untouched
+        if tuning is not None and tuning.as_it_is[1] - tuning.as_it_is[0] > MIN_STEPS:
+            part = tuning.as_it_is
     spoilt = _spoilt(log)
     looked_at = Window(part=part, spoilt=spoilt).of(log)
     warmup = warmup_of(manifest, looked_at)

@@ -40,7 +40,7 @@ def load_profile(run: Path, *, first_step: int | None = None, alone: bool = Fals
     Args:
         run: The run's folder.
         first_step: Leave out every step before this one. Default: look at all of them, or, of a run that
-            was tuned, at those before anything was changed.
+            was tuned, at those before anything was changed, or after all trials if none kept anything.
         alone: Start no processes to read with: a job that trains meanwhile needs the CPUs.
 
     Raises:

@@ -56,8 +56,20 @@ def tuning_of(log: RankLog) -> Tuning | None:
         frozen=frozen["reason"],
         in_force=tuple(frozen["in_force"]),
         untouched=(0, len(log.steps) if first_change is None else first_change),
+        left_alone=_left_alone(log, states),
         tuned=tuned,
     )
+
+
+def _left_alone(log: RankLog, states: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+    if any(
+        kind == "trial" and detail["outcome"] == Outcome.KEPT.value for _, _, kind, detail in log.events
+    ):
+        return None
+    last = max((index for index, each in enumerate(states) if each["state"] == "trying"), default=None)
+    if last is None or last + 1 == len(states):
+        return None
+    return states[last + 1]["step"], len(log.steps)
 
 
 def _told_once(trials: Sequence[Trial]) -> tuple[Trial, ...]:

@@ -251,7 +251,7 @@ class Profile:
         abstained: Rules that missed a reading.
         num_rules: How many rules there were to ask, those that abstained included; `None` until then.
         tuning: What tuning did; `None` in a run that was not tuned. Of a run that was, every other figure
-            is of the steps before anything was changed, save those that are of the whole run.
+            is of the steps with nothing changed, save those that are of the whole run.
         ranks_comparable: Whether the ranks' times tell which of them the others wait for; `None` where they
             do not.
         notes: What the reader must know: hooks that were switched off, records that were lost.

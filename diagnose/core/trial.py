@@ -152,6 +152,7 @@ class Tuning:
         frozen: Why the ranks stopped deciding together and left all as it was; empty if they did not.
         in_force: Names of the actions that were in force then.
         untouched: First and last (exclusive) step before anything was changed.
+        left_alone: Likewise of the steps after all trials, where none of them kept anything; else `None`.
         tuned: Likewise of the steps with everything kept in force; `None` if there are none.
         tuned_phase_time_ns: Mean nanoseconds of each phase in those steps.
         tuned_median_ns: Their median; `None` if there are none.
@@ -173,10 +174,16 @@ class Tuning:
     frozen: str = ""
     in_force: tuple[str, ...] = ()
     untouched: tuple[int, int] = (0, 0)
+    left_alone: tuple[int, int] | None = None
     tuned: tuple[int, int] | None = None
     tuned_phase_time_ns: Mapping[Phase, float] = field(default_factory=dict)
     tuned_median_ns: float | None = None
     tuned_samples_per_s: float | None = None
+
+    @property
+    def as_it_is(self) -> tuple[int, int]:
+        """First and last (exclusive) step of the longest part in which the script trains as it is."""
+        return max(self.untouched, self.left_alone or self.untouched, key=lambda part: part[1] - part[0])
 
     @property
     def kept(self) -> tuple[Trial, ...]:
