@@ -140,6 +140,7 @@ def test_a_process_that_grows_on_and_on_is_collected_early_less_and_less_often(
     assert grown == [1, 3, 7, 15, 31, 47]
 
 
+@pytest.mark.extended
 def test_one_whose_garbage_is_what_grows_is_collected_as_early_as_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_script_with_a_gradient_penalty_is_left_alone() -> None:
         RegionalCompile().check(job)
 
 
+@pytest.mark.extended
 def test_blocks_that_compile_again_and_again_must_go(eager):
     """An attribute that changes from step to step is part of what a graph was made for."""
     torch.manual_seed(0)

@@ -255,6 +255,7 @@ def learn(action: Action | None, value: int, num_workers: int) -> tuple[list[tor
     return weights(model), losses
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("action", "value", "num_workers"),
     [(LoaderWorkers(), 2, 0), (LoaderWorkers(), 1, 2), (LoaderPrefetch(), 8, 2)],

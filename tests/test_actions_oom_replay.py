@@ -149,6 +149,7 @@ def test_another_error_is_not_replayed(where: str) -> None:
     assert (starved.calls if where == "forward" else starved.passes) == 2
 
 
+@pytest.mark.extended
 def test_what_never_fits_fails_as_it_would_have() -> None:
     starved = Starved(forward=set(range(1, 100)))
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):

@@ -163,6 +163,7 @@ def test_an_overflow_in_gradients_that_are_thrown_away_skips_nothing() -> None:
     torch.testing.assert_close(weights(model), [before[0] - 0.1, before[1] - 0.1])
 
 
+@pytest.mark.extended
 def test_an_overflow_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
     script = SCRIPTS / "overflow_on_one_rank.py"
     ranks = [

@@ -99,6 +99,7 @@ def test_a_failure_of_ours_when_torch_is_imported_is_one_line_and_the_script_has
     assert ended.stderr == "diagnose: this process is not measured: OSError('half upgraded')\n"
 
 
+@pytest.mark.extended
 def test_a_script_that_asks_first_whether_torch_is_there_is_measured(tmp_path):
     write(
         tmp_path / "job.py",
@@ -120,6 +121,7 @@ def test_the_environment_says_how_many_steps_to_measure_and_where_to_stop(tmp_pa
     assert len(read_rank(tmp_path / "run" / "rank0.sqlite").steps) == 25
 
 
+@pytest.mark.extended
 def test_every_hook_is_installed_whenever_its_part_of_torch_comes(tmp_path):
     write(
         tmp_path / "job.py",

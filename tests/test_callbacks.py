@@ -239,9 +239,10 @@ def of_two_ranks(folder: Path, what: str = "") -> list[str]:
     return said
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "what, recorded",
-    [("rank 0 is measured", []), pytest.param("rank 1 is measured", [0], marks=pytest.mark.extended)],
+    [("rank 0 is measured", []), ("rank 1 is measured", [0])],
 )
 def test_a_rank_that_is_measured_already_keeps_no_other_waiting(what, recorded, tmp_path):
     of_two_ranks(tmp_path, what)

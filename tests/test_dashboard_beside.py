@@ -71,6 +71,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.extended
 def test_a_run_with_a_dashboard_ends_by_ctrl_c_as_without_and_tells_its_address(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", WAITS)
     ended = run_in_terminal(*DIAGNOSE, "--dashboard", script, cwd=tmp_path, keys={"training": "\x03"})

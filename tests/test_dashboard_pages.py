@@ -253,6 +253,7 @@ def test_no_chart_offers_to_upload_itself(page: Page) -> None:
     assert page.locator("[data-title*='Share'], [data-title*='Cloud'], .modebar-btn").count() == 0
 
 
+@pytest.mark.extended
 def test_runs_are_searched_filtered_and_picked_for_a_comparison(site: Site, page: Page) -> None:
     page.set_viewport_size({"width": 1024, "height": 900})
     go(page, "/")
@@ -348,6 +349,7 @@ def test_before_and_after_agree_with_the_json_to_the_digit(site: Site, page: Pag
     shoot(page, "run-live-before-after-ended-1024-light")
 
 
+@pytest.mark.extended
 def test_the_operations_of_a_deep_window_are_shown(page: Page) -> None:
     page.set_viewport_size({"width": 1024, "height": 900})
     go(page, "/run/ranks/kernels")

@@ -137,6 +137,7 @@ def test_the_page_of_a_run_that_is_over_asks_for_nothing_any_more(site: Site, pa
     assert comes_true(lambda: calls_within(site, page, PAUSE_S) == 0)
 
 
+@pytest.mark.extended
 def test_a_tab_that_nobody_sees_asks_for_nothing_until_it_is_seen_again(site: Site, page: Page) -> None:
     go(page, "/run/live")
     expect(page.locator(".badge.live")).to_contain_text("running")

@@ -76,6 +76,7 @@ def drawn(page: Page, first: int, width: int) -> None:
     )
 
 
+@pytest.mark.extended
 def test_what_is_searched_and_picked_is_in_the_address(page: Page) -> None:
     go(page, "/")
     rows = page.locator("table.runs tbody tr")

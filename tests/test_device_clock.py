@@ -54,6 +54,7 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("uncollected")
 def test_every_hook_of_the_loop_tells_the_device_ledger_too() -> None:
     """Wrappers keep what they write to: where the device has nothing to do, both clocks see the same."""

@@ -128,6 +128,7 @@ def test_a_device_is_measured_and_waited_for_itself_and_not_the_current_one(
     assert ("randn", 2, "cuda:1") in drawn and ("ones", 2, "cuda:1") not in drawn, "a product of noise"
 
 
+@pytest.mark.extended
 def test_the_command_answers_in_json_and_works_in_any_folder(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "diagnose", "doctor", "--json", "-")
     answer = json.loads(run(*command, cwd=tmp_path, DIAGNOSE_STATE=str(tmp_path)).stdout)

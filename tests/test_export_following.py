@@ -225,6 +225,7 @@ print("trained")
 """
 
 
+@pytest.mark.extended
 def test_a_run_is_exported_when_its_script_has_ended(tmp_path):
     script = write(tmp_path / "train.py", TRAINS + "raise SystemExit(3)")
     exports = ("--export", "prometheus=run.prom", "--export", "perfetto=trace.json")

@@ -24,6 +24,7 @@ def project(tmp_path: Path) -> Path:
     return top
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("link", ['"data"', '["data"]'], ids=["one", "several"])
 def test_the_data_of_a_link_is_there(project: Path, link: str) -> None:
     test = f"import pytest\n@pytest.mark.diagnose_gate(base='main', link={link})\n"

@@ -239,6 +239,7 @@ for x in torch.utils.data.DataLoader(torch.randn(8000, 8), 8):
 """
 
 
+@pytest.mark.extended
 def test_two_real_ranks_are_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     monkeypatch.setenv("DIAGNOSE_NPROC_PER_NODE", "2")

@@ -213,6 +213,7 @@ def test_a_run_that_is_ended_leaves_no_rank(agent: str, monkeypatch: pytest.Monk
     assert has_ended(rank, within_s=10)
 
 
+@pytest.mark.extended
 def test_a_run_that_is_out_of_time_is_ended(tmp_path: Path) -> None:
     script = "import sys, time; print('waiting', file=sys.stderr, flush=True); time.sleep(60)"
     (tmp_path / "a.py").write_text(script)

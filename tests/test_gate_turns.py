@@ -162,6 +162,7 @@ def test_real_runs_at_once_have_the_figures_that_they_have_alone(tmp_path: Path)
     assert measured.wall_s > 120 * 0.015
 
 
+@pytest.mark.extended
 def test_of_two_the_one_that_fails_is_named_and_both_are_over(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("import time; time.sleep(0.5); raise SystemExit('no data')")
     good = sides(tmp_path, 0.005)[0]

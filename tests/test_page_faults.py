@@ -61,6 +61,7 @@ def alone(code: str) -> None:
     subprocess.run([sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN + code], check=True, env=environment())
 
 
+@pytest.mark.extended
 def test_pages_are_fetched_once_while_it_is_in_force_and_in_every_step_after_it() -> None:
     alone("""
 action.check(job)

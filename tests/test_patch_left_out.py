@@ -130,7 +130,8 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.parametrize("evaluates", [pytest.param(False, marks=pytest.mark.extended), True])
+@pytest.mark.extended
+@pytest.mark.parametrize("evaluates", [False, True])
 def test_a_longer_queue_is_not_written_where_the_evaluation_has_no_workers(tmp_path, evaluates):
     """torch refuses `prefetch_factor` without workers: the changed script would raise an exception."""
     script = tmp_path / "train.py"

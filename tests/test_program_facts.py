@@ -312,6 +312,7 @@ def test_a_call_without_gradients_in_training_mode_on_something_else_is_none_tha
     assert told([model], step)["free"] == free
 
 
+@pytest.mark.extended
 def test_a_function_that_dynamo_gives_up_on_for_a_break_in_a_loop_is_told_with_its_line(tmp_path: Path):
     script = write(
         tmp_path / "compiles.py",

@@ -23,6 +23,7 @@ from diagnose.rules._examples import profile
 from diagnose.rules._update_times import SAVED
 from diagnose.rules.anomaly_mode import BACKWARD_NS, BYTE_NS
 from diagnose.rules.slow_optimizer import SlowOptimizer
+from tests.mixing import mostly_extended
 from tests.running import recorded
 
 pytestmark = pytest.mark.alone
@@ -72,7 +73,7 @@ def named(profile: Profile) -> dict[str, Finding]:
     return {finding.rule: finding for finding in profile.findings}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", mostly_extended(dict(zip(FAULTS, FAULTS, strict=True)), "slow-optimizer"))
 def test_a_fault_is_found_in_a_real_run(fault: str, tmp_path: Path):
     profile = profile_of(fault, tmp_path)
     found = named(profile)

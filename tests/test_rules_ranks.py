@@ -203,7 +203,8 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("late", [0, pytest.param(1, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_the_others_wait_for_to_send_buffers_is_named(tmp_path: Path, late: int):
     """DDP sends the first rank's before each forward: who waits for it there comes to no later meeting."""
     profile = trained(tmp_path, BUFFERS, str(late))

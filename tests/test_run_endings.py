@@ -140,6 +140,7 @@ def test_a_script_that_imports_torch_and_never_trains_is_told_how_to_mark_steps(
     assert report_of(tmp_path)["status"] == "no_steps"
 
 
+@pytest.mark.extended
 def test_fewer_than_twenty_steps_give_figures_and_no_verdict(tmp_path):
     ours = run(*DIAGNOSE, "--json", "report.json", "--warmup", "2", ENDS, 12, cwd=tmp_path)
     assert ours.code == 0

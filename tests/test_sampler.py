@@ -234,6 +234,7 @@ sampler.stop()
 # -- in forked children
 
 
+@pytest.mark.extended
 def test_a_forked_child_that_trains_is_sampled_too(tmp_path):
     write(
         tmp_path / "job.py",

@@ -247,6 +247,7 @@ diagnose.detach()
     assert after == before
 
 
+@pytest.mark.extended
 def test_a_script_that_ends_without_detaching_is_recorded_to_its_end(tmp_path):
     write(
         tmp_path / "job.py",

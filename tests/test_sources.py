@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from diagnose.analysis.profile import load_profile, load_series
 from diagnose.core.phases import Phase
 from diagnose.rules import diagnosed
@@ -35,6 +37,7 @@ for step in range(80):
 """
 
 
+@pytest.mark.extended
 def test_an_edited_script_changes_nothing_of_a_run(tmp_path: Path) -> None:
     write(tmp_path / "data.py", DATA)
     script = write(tmp_path / "train.py", TRAIN)

@@ -136,6 +136,7 @@ for batch in torch.utils.data.DataLoader([1.0] * 180, batch_size=3, collate_fn=c
 """
 
 
+@pytest.mark.extended
 def test_a_script_in_a_folder_of_any_name_is_measured_and_reported(tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     try:
@@ -254,6 +255,7 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
+@pytest.mark.extended
 def test_a_million_steps_take_less_than_100_megabytes(million):
     assert sum(path.stat().st_size for path in million.iterdir()) < 100e6
 

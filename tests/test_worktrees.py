@@ -200,6 +200,7 @@ def test_code_of_the_working_copy_is_to_be_imported_from_where_it_is_a_package(
     assert f"PYTHONPATH={top / folder} diagnose" in said
 
 
+@pytest.mark.extended
 def test_an_installed_copy_of_the_project_is_not_judged(linked: Path, tmp_path: Path) -> None:
     """As after `pip install .`: both worktrees would run the one that is installed."""
     installed = tmp_path / "site-packages"
