@@ -105,7 +105,7 @@ def test_every_action_that_is_hung_on_them_is_looked_at_here():
     assert {name for name, action in ACTIONS.items() if action.hangs_on} == looked_at | hooks
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.extended), True])
 @pytest.mark.parametrize("name", HUNG)
 def test_a_change_in_force_keeps_neither_model_nor_optimizer_alive(name, again, monkeypatch):
     for module in (autocast_bf16, autocast_fp16):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.running import REPOSITORY, environment
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.extended]
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 TIMEOUT_S = 300

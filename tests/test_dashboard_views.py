@@ -142,6 +142,7 @@ def test_the_keyboard_zooms_to_single_steps_and_along(page: Page) -> None:
     assert barriers(page) == []
 
 
+@pytest.mark.extended
 def test_a_range_drawn_with_the_mouse_is_read_in_finer_bins(page: Page) -> None:
     go(page, "/run/long")
     drawn(page, 1, 16)

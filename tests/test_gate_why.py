@@ -264,6 +264,7 @@ print(json.dumps(asdict(why)))
 """
 
 
+@pytest.mark.extended
 @pytest.mark.alone
 def test_real_runs_lead_to_the_phase_and_the_line_that_grew(tmp_path: Path) -> None:
     """Ten short runs, in one process so that torch is imported once."""
