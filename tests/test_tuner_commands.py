@@ -203,6 +203,19 @@ def test_a_run_in_which_nothing_is_kept_is_judged_by_its_many_steps_after_the_tr
         assert last - first > 3 * tuning.untouched[1]
 
 
+@pytest.mark.parametrize("in_force, left_alone", [([], (60, 1500)), (["fix"], None)])
+def test_steps_with_what_was_in_force_when_the_ranks_stopped_deciding_are_not_those_of_the_script(
+    in_force, left_alone
+) -> None:
+    machine = Machine()
+    machine.told += [
+        ("tuning", {"state": "trying", "step": 40}),
+        ("frozen", {"reason": "rank 1 did not answer", "in_force": in_force}),
+        ("tuning", {"state": "frozen", "step": 60}),
+    ]
+    assert told_by(machine, 1500).left_alone == left_alone
+
+
 def test_a_speedup_that_was_measured_with_more_than_is_kept_is_not_told_any_more() -> None:
     machine = Machine()
     actions = [Change(machine, "good", factor=0.7), Change(machine, "better", factor=0.5)]

@@ -56,16 +56,12 @@ def tuning_of(log: RankLog) -> Tuning | None:
         frozen=frozen["reason"],
         in_force=tuple(frozen["in_force"]),
         untouched=(0, len(log.steps) if first_change is None else first_change),
-        left_alone=_left_alone(log, states),
+        left_alone=None if held.kept_any or frozen["in_force"] else _left_alone(log, states),
         tuned=tuned,
     )
 
 
 def _left_alone(log: RankLog, states: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
-    if any(
-        kind == "trial" and detail["outcome"] == Outcome.KEPT.value for _, _, kind, detail in log.events
-    ):
-        return None
     last = max((index for index, each in enumerate(states) if each["state"] == "trying"), default=None)
     if last is None or last + 1 == len(states):
         return None
@@ -98,12 +94,15 @@ class _Held:
     num_earlier: int = 0
     rechecks: list[Measured] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
+    kept_any: bool = False
+    """Whether anything was kept, be it for a while."""
 
     def add(self, action: str) -> None:
         """Another one is kept than those that were measured."""
         if self.confirmation is not None:
             self.earlier, self.num_earlier = self.confirmation, len(self.kept)
         self.kept.append(action)
+        self.kept_any = True
         self.confirmation = None
         self.rechecks.clear()
 
