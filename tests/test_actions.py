@@ -31,8 +31,7 @@ TOUCHES = ("nothing", "model", "optimizer", "ranks")
 MAX_INTERRUPTIONS = 40
 """Places at which entering an action is interrupted: all, or so many of them, evenly."""
 
-each_action = pytest.mark.parametrize("name", ACTIONS)
-each_quick_action = pytest.mark.parametrize(
+each_action = pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.extended] * (name == "regional-compile")) for name in ACTIONS],
 )
@@ -166,7 +165,7 @@ def test_an_empty_job_is_refused_or_left_as_it_is(name: str) -> None:
     action.verify_undone(job, before)
 
 
-@each_quick_action
+@each_action
 def test_it_can_be_applied_and_undone_again_and_again(name: str) -> None:
     running, action = Running(), ACTIONS[name]
     with prepared(action, running) as ready:
@@ -178,7 +177,7 @@ def test_it_can_be_applied_and_undone_again_and_again(name: str) -> None:
             running.step()
 
 
-@each_quick_action
+@each_action
 def test_its_state_tells_applied_from_undone(name: str) -> None:
     running, action = Running(), ACTIONS[name]
     with prepared(action, running) as ready:

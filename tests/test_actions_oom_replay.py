@@ -117,7 +117,7 @@ IN_PIECES = {
 }
 
 
-@pytest.mark.parametrize("starved", mostly_extended(IN_PIECES, "forward and the first piece", "both"))
+@pytest.mark.parametrize("starved", mostly_extended(IN_PIECES, "forward and the first piece"))
 def test_a_step_replayed_in_pieces_only_rounds_differently(starved: Starved) -> None:
     changed = train(starving(starved), failing(starved))
     left_alone = train(starving())

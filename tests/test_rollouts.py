@@ -9,7 +9,7 @@ import pytest
 
 from tests.running import DIAGNOSE, SCRIPTS, run
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.extended]
 
 SCRIPT = SCRIPTS / "acts.py"
 ROWS = SCRIPT.read_text().splitlines()
@@ -22,9 +22,7 @@ ENVIRONMENT = [
 WRONG = {"frequent-evaluation", "slow-batch-building", "python-overhead", "logging-io", "slow-metrics"}
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["ppo", *(pytest.param(name, marks=pytest.mark.extended) for name in ("a2c", "dqn"))]
-)
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "dqn"])
 def test_the_environment_is_named_and_what_learns_by_acting_is_not_told_to_evaluate_less(
     tmp_path: Path, algorithm: str
 ):

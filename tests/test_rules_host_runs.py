@@ -72,7 +72,7 @@ with open(sys.argv[2] + "/spent.json", "w") as file:
         ("busy", "python-overhead"),
         pytest.param("log", "logging-io", marks=pytest.mark.extended),
         pytest.param("clip", "slow-clipping", marks=pytest.mark.extended),
-        ("save", "checkpoint-stall"),
+        pytest.param("save", "checkpoint-stall", marks=pytest.mark.extended),
     ],
 )
 def test_a_fault_in_a_real_run_is_named_with_its_line_and_its_size(fault: str, rule: str, tmp_path: Path):

@@ -121,15 +121,12 @@ print("waited", 1e3 * waited / 120)
 """
 
 
+@pytest.mark.extended
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("wait", "line"),
     [
-        pytest.param(
-            "select.select([], [], [], seconds)",
-            "select.select([], [], [], seconds)",
-            marks=pytest.mark.extended,
-        ),
+        ("select.select([], [], [], seconds)", "select.select([], [], [], seconds)"),
         (
             "os.write(asked[1], str(seconds).encode())\n    os.read(answered[0], 1)",
             "os.read(answered[0], 1)",
