@@ -3,8 +3,9 @@
     python benchmarks/optimizer_step.py [--threads 1]
 
 Prints the least median of three turns, one by one and fused, with freed memory kept: what the rule
-`slow-optimizer` counts on. Then what calls for all tensors save of an optimizer that a script has written,
-and what clipping all gradients in one call takes, which the rule `slow-clipping` subtracts.
+`slow-optimizer` counts on, and likewise what each group of parameters adds, and what calls for all tensors
+save of an optimizer that a script has written. Then what clipping all gradients in one call takes, which
+the rule `slow-clipping` subtracts.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ STEPS = 60
 
 SIDES = (16, 40, 70, 128, 256)
 CLIPPED_SIDES = (8, 40, 128, 256, 512)
+NUM_GROUPS = 200
+IMPLEMENTATIONS = {
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "for-loop": {"foreach": False, "fused": False},
+}
 VELOCITIES, NUM_OWN, OWN_STEPS = 8, 74, 12
 """Of aggregated momentum (AggMo): each tensor has several velocities, each with a decay of its own."""
 
@@ -52,6 +59,13 @@ def main() -> None:
                 f"| {kind} | {mean:,.0f} | {loop_ms:.3f} | {fused_ms:.3f} | {1 - fused_ms / loop_ms:.0%} |"
             )
 
+    print("\n| optimizer | implementation | in one group, us per tensor | each in its own, us |")
+    print("|---|---|---|---|")
+    for kind, options in KINDS.items():
+        for name, implementation in IMPLEMENTATIONS.items():
+            one_us, each_us = group_us(kind, {**options, **implementation})
+            print(f"| {kind} | {name} | {one_us:.1f} | {each_us:.1f} |")
+
     print("\n| own optimizer, elements per tensor | in a loop, ms | foreach, ms | saved |")
     print("|---|---|---|---|")
     for side in SIDES:
@@ -63,6 +77,22 @@ def main() -> None:
     for side in CLIPPED_SIDES:
         loop_us, each_us = clip_us(side)
         print(f"| {side * side:,} | {loop_us:.1f} | {each_us:.1f} |")
+
+
+def group_us(kind: str, options: dict[str, float]) -> tuple[float, float]:
+    """Returns microseconds per tensor of a step over tiny ones, the least median of three turns: with all
+    of them in one group, and with each in one of its own."""
+    parameters = [nn.Parameter(torch.randn(4)) for _ in range(NUM_GROUPS)]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    groups = [{"params": [parameter]} for parameter in parameters]
+    make = getattr(torch.optim, kind)
+    turns = [
+        [median_ms(make(given, lr=1e-4, **options).step, OWN_STEPS) for given in (parameters, groups)]
+        for _ in range(3)
+    ]
+    one_ms, each_ms = (min(column) for column in zip(*turns, strict=True))
+    return 1000 * one_ms / NUM_GROUPS, 1000 * each_ms / NUM_GROUPS
 
 
 def own_ms(side: int) -> tuple[float, float]:

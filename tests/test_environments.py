@@ -122,6 +122,63 @@ def test_an_environment_may_show_what_it_answers_and_change_what_it_holds():
     assert script.roles.exchanges(script.stack("move = policy", "collect(game")) == ROLLOUT
 
 
+COMES_BACK = """
+    def play(placer, boards, views, memory):
+        cells = placer.choose(views)
+        moves = [board.place(cell) for board, cell in zip(boards, cells)]
+        after = stack([view for view, _ in moves])
+        memory.add(views, cells, [reward for _, reward in moves], after)
+        return after
+
+    def choose(self, views):
+        with no_grad():
+            return net(views).argmax(1)
+
+    def place(self, cell):
+        self.taken[cell] = 1
+        return self.taken.copy(), -self.length()
+
+    def length(self):
+        return sum(self.taken)
+
+    while True:
+        views = play(placer, boards, views, memory)
+        loss = criterion(net(memory.draw()))
+        loss.backward()
+"""
+
+
+def acts_where_answers_come_back(source: str, *parts: str) -> str:
+    choosing = ("evaluation", "return net(views)", "cells = placer", "= play(placer")
+    script = Script(source, MADE, [choosing])
+    return script.roles.exchanges(script.stack(*parts, "= play(placer"))
+
+
+def test_an_environment_may_show_what_comes_back_to_the_function_that_acts_in_it():
+    inside = ("return sum", "return self.taken", "moves = [board")
+    assert acts_where_answers_come_back(COMES_BACK, *inside) == ENVIRONMENT
+    assert acts_where_answers_come_back(COMES_BACK, "return net(views)", "cells = placer") == ROLLOUT
+    assert acts_where_answers_come_back(COMES_BACK, "memory.add") == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "views = play(placer, boards, views",
+            "after = play(placer, boards, views",
+        ),  # asked anew each time
+        ("return after", "return views"),
+        ("self.taken[cell] = 1", "self.told"),
+        ("memory.add(views, cells, [reward for _, reward in moves], after)", "memory.add(views, cells)"),
+    ],
+)
+def test_what_does_not_come_back_is_shown_by_no_environment(old: str, new: str):
+    source = COMES_BACK.replace(old, new)
+    assert source != COMES_BACK
+    assert acts_where_answers_come_back(source, "return self.taken", "moves = [board") == ""
+
+
 TRAINS = """
     for step in range(100):
         loss = criterion(net(draw()))

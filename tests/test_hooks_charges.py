@@ -320,10 +320,45 @@ def test_a_module_to_which_gradients_lead_is_a_part_of_the_model_though_its_firs
     assert step.times == {"forward": 3 * 4, "gap_after_forward": 4 + 4}
 
 
-def test_what_prepares_a_batch_without_gradients_is_an_evaluation(clock):
+def test_a_module_that_prepares_the_batch_without_gradients_is_the_loops_own_code(clock):
     with measured(clock, "forward") as recorder, one_step(recorder) as step:
-        prepare = Prepares(clock)
-        prepare(torch.ones(2, 4))
+        prepare, model = torch.nn.Sequential(Prepares(clock)), SlowModel(clock, forward_ns=6)
+        for _ in range(2):
+            with torch.no_grad():
+                batch = prepare(torch.ones(2, 4))
+            model(batch)
+    assert not recorder.notes
+    assert step.times == {"gap_after_rest": 4, "forward": 2 * 6, "gap_after_forward": 4}
+    assert recorder.met.live_modules() == [model]
+
+
+def test_a_module_without_parameters_that_is_called_beside_an_evaluated_model_evaluates(clock):
+    with measured(clock, "forward", "evaluation") as recorder, one_step(recorder) as step:
+        score, model = Prepares(clock), SlowModel(clock, forward_ns=6)
+        model(torch.ones(2, 4))
         with torch.no_grad():
-            prepare(torch.ones(2, 4))
-    assert step.times == {"forward": 4, "evaluation": 4}
+            score(model(torch.ones(2, 4)))
+        clock.spend(1)
+        model.eval()
+        with torch.no_grad():
+            model(score(torch.ones(2, 4)))
+        model.train()
+    assert step.times == {"forward": 6, "evaluation": 6 + 4 + 1 + 4 + 6}
+
+
+@pytest.mark.parametrize(
+    ("scale", "device"),
+    [
+        pytest.param(FROZEN, "cpu", id="a teacher"),
+        pytest.param(2.0, "meta", id="on a device"),
+    ],
+)
+def test_what_may_be_a_model_or_runs_beside_the_loop_is_an_evaluation_without_gradients(
+    clock, scale, device
+):
+    with measured(clock, "forward") as recorder, one_step(recorder) as step:
+        module = Prepares(clock, scale)
+        module.register_parameter("scale_", scale if isinstance(scale, torch.nn.Parameter) else None)
+        with torch.no_grad():
+            module(torch.ones(2, 4, device=device))
+    assert step.times == {"evaluation": 4}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from diagnose.analysis.lines import gathering_ns, source_lines
+from diagnose.analysis.lines import source_lines
+from diagnose.analysis.time_in_lines import gathering_ns
 from diagnose.core.ledger import SLOT_OF
 from diagnose.source.places import Places
 from diagnose.source.roles import Roles

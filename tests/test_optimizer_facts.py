@@ -39,6 +39,13 @@ def test_an_optimizer_tells_what_it_runs_as(options: dict[str, bool], implementa
     assert facts["can_fuse"]
 
 
+def test_groups_that_train_something_are_counted():
+    trained = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    groups = [{"params": trained[:2]}, {"params": [frozen]}, {"params": trained[2:]}]
+    assert describe(torch.optim.SGD(groups, lr=0.1))["num_groups"] == 2
+
+
 class Offloaded(torch.optim.Optimizer):
     """An optimizer whose moments stay in host memory, wherever the parameters are."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,27 +20,19 @@ from diagnose.analysis.deep_window import (
 from diagnose.analysis.device import device_of
 from diagnose.analysis.device_ledger import device_share, idle_ns
 from diagnose.analysis.history import history_of
-from diagnose.analysis.imbalance import imbalance_of
-from diagnose.analysis.late_bins import bin_width, late_ranks
-from diagnose.analysis.lateness import lateness
+from diagnose.analysis.late_bins import bin_width
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loaders import evaluating_of, loaders_of
 from diagnose.analysis.loading import input_stats
 from diagnose.analysis.opening import with_reading
 from diagnose.analysis.own_loading import with_own_loading
-from diagnose.analysis.program import program_of, with_call
-from diagnose.analysis.rank_clocks import clock_offset
-from diagnose.analysis.rank_summary import (
-    Window,
-    meet_in_all,
-    of_first_group,
-    why_incomparable,
-    with_idleness,
-)
+from diagnose.analysis.program import program_of
+from diagnose.analysis.rank_summary import Window, of_first_group
 from diagnose.analysis.reduction import Reduced
 from diagnose.analysis.run_info import notes_of, overhead_of, run_info
 from diagnose.analysis.script import Script
 from diagnose.analysis.series import summarize_series
+from diagnose.analysis.side_by_side import SideBySide
 from diagnose.analysis.signals import host_stats, settings_of
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.standing import with_waits
@@ -52,7 +43,7 @@ from diagnose.analysis.transforms import with_transforms
 from diagnose.analysis.tuning import tuning_of
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, RankProfile, Status, StepStats
+from diagnose.core.profile import Profile, RunInfo, Status, StepStats
 from diagnose.core.trial import Tuning
 from diagnose.source.roles import Roles
 from diagnose.source.sources import Sources
@@ -110,127 +101,75 @@ def composed(
         notes: What could not be read.
         only_first: Whether the other ranks were not looked at.
     """
-    across = reduced.across
-    assert across is not None, "the first rank is one of them"
-    places = sorted(reduced.ranks)
-    ranks = [reduced.ranks[place] for place in places]
-    numbered = {place: reduced.ranks[place].rank for place in places}
+    main, warmup = window.of(whole), window.warmup
+    rows = main.steps[warmup:]
+    sources = script.sources
+    program = program_of(main, warmup, sources)
+    side_by_side = SideBySide(reduced, program)
+    ranks = side_by_side.ranks
+    first = ranks[0]
     info = run_info(manifest, whole, ranks)
     if only_first:
         info = replace(info, world_size=int(whole.meta.get("world_size") or 1))
-    main = window.of(whole)
-    warmup = window.warmup
-    rows = main.steps[warmup:]
-    sources, roles = script.sources, script.roles(main)
-    parts = ranks[0].gap_parts
     stats = _step_stats(whole, main, warmup)
-    failed = info.error is not None or info.signal is not None or info.exit_code not in (0, None)
-    status = Status.SCRIPT_FAILED if failed else Status.OK
-    if status is Status.OK and stats.measured < MIN_STEPS:
-        status = Status.TOO_FEW_STEPS
-    exchanges = any(rank.exchanged_ns for rank in ranks)
-    meetings = across.waits.meetings(numbered)
-    program = program_of(main, warmup, sources)
-    in_all = meet_in_all(ranks, program, by_meetings=meetings is not None)
-    gatherings = across.meets.meetings(numbered) if in_all else None
-    met = across.waits if meetings is not None else across.meets if gatherings is not None else None
-    names = [rank.rank for rank in ranks]
-    untold = why_incomparable(ranks, by_meetings=meetings is not None)
-    late_ns: list[float | None] = [None] * len(ranks)
-    if not untold:
-        late_ns = lateness([rank.phase_time_ns for rank in ranks], meetings or gatherings)
     fed = () if only_first else of_first_group(ranks)
     samples_per_s = sum(rank.samples_per_s for rank in fed)
     own = rate(rows, "samples")
     deep = deep_window_of(whole)
     if deep is not None:
-        deep = replace(deep, usual_step_ns=sum(ranks[0].phase_time_ns.values()))
+        deep = replace(deep, usual_step_ns=sum(first.phase_time_ns.values()))
     host = host_stats(main, warmup)
-    loading = input_stats(main, warmup, divided(rows, parts)[Phase.DATA_WAIT])
-    loading = with_own_loading(loading, main, warmup, sources)
-    device = device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)})
+    times = divided(rows, first.gap_parts)
+    loading = with_own_loading(input_stats(main, warmup, times[Phase.DATA_WAIT]), main, warmup, sources)
+    lines = source_lines(main, rows, warmup, script.roles(main), script.places)
     return Profile(
         run=info,
-        status=status,
+        status=_status(info, stats),
         throughput=throughput_of(rows, samples_per_s, sum(rank.tokens_per_s for rank in fed)),
         steps=stats,
-        phase_time_ns=ranks[0].phase_time_ns,
-        where=(
-            *with_waits(source_lines(main, rows, warmup, roles, script.places), main, host),
-            *worker_lines(main, sources),
-        ),
+        phase_time_ns=first.phase_time_ns,
+        where=(*with_waits(lines, main, host), *worker_lines(main, sources)),
         input=with_transforms(with_reading(loading, main, sources), main, sources),
         overhead=overhead_of(whole, manifest),
-        ranks=tuple(
-            RankProfile(
-                rank=names[index],
-                host=rank.host,
-                phase_time_ns=rank.phase_time_ns,
-                standing_ns=rank.standing_ns,
-                working_ns=rank.working_ns,
-                gathering_ns=rank.gathering_ns,
-                exchanged_ns=rank.exchanged_ns,
-                averaged_ns=rank.averaged_ns,
-                late_ns_per_step=late_ns[index],
-                late_share=late,
-                stats=rank.stats,
-                clock=clock_offset(ranks[0].met_ns, rank.met_ns),
-            )
-            for index, (rank, late) in enumerate(zip(ranks, across.late_shares(places), strict=True))
-        ),
-        history=history_of(
-            whole,
-            parts,
-            None
-            if untold
-            else late_ranks(
-                names,
-                [rank.waits_ns for rank in ranks],
-                met,
-                (window.part or (0, None))[0] + warmup,
-                window.bin_width,
-            ),
-        ),
-        series=summarize_series(divided(rows, parts), rows[:, COUNTS.index("tokens")].astype(float)),
+        ranks=side_by_side.profiles(),
+        history=history_of(whole, first.gap_parts, side_by_side.late_ranks(window)),
+        series=summarize_series(times, rows[:, COUNTS.index("tokens")].astype(float)),
         host=host,
         program=replace(
-            program,
-            ddp=with_call(
-                sources,
-                (
-                    replace(rank.ddp, rank=name)
-                    for name, rank in sorted(zip(names, ranks, strict=True), key=lambda pair: pair[0])
-                    if rank.ddp is not None
-                ),
-            ),
+            side_by_side.program(sources),
             loaders=loaders_of(main, sources),
             evaluating=evaluating_of(main, warmup, sources),
-            pipeline=with_idleness(program.pipeline, ranks),
-            imbalance=imbalance_of(across, numbered),
-            meetings=meetings,
-            gatherings=gatherings,
-            collective_ns=across.collective_ns(exchanges=exchanges),
-            collective_share=across.collective_share(exchanges=exchanges),
         ),
         settings=settings_of(main),
-        device=device,
+        device=device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)}),
         deep_window=deep,
         device_clock_share=device_share(main, warmup),
         copies=copies_of(main, warmup),
-        events=dict(sum((Counter(rank.events) for rank in ranks), Counter())),
+        events=side_by_side.events(),
         tuning=_tuning(whole, samples_per_s / own if own else 0.0),
-        ranks_comparable=None if untold else True,
+        ranks_comparable=None if side_by_side.untold else True,
         notes=tuple(
             dict.fromkeys(
                 [
                     *notes,
                     *notes_of(manifest, ranks, only_first=only_first),
-                    *([f"Which rank is late is not told: {untold}."] if untold else []),
+                    *_untold(side_by_side),
                     *untold_window(whole, is_over=bool(manifest.get("ended_unix"))),
                 ]
             )
         ),
     )
+
+
+def _status(info: RunInfo, stats: StepStats) -> Status:
+    if info.error is not None or info.signal is not None or info.exit_code not in (0, None):
+        return Status.SCRIPT_FAILED
+    return Status.OK if stats.measured >= MIN_STEPS else Status.TOO_FEW_STEPS
+
+
+def _untold(side_by_side: SideBySide) -> list[str]:
+    untold = side_by_side.untold
+    return [f"Which rank is late is not told: {untold}."] if untold else []
 
 
 def without_steps(manifest: Mapping[str, Any], notes: Iterable[str]) -> Profile:

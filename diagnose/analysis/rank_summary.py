@@ -16,7 +16,6 @@ from diagnose.analysis.deep_window import Spoilt, without_steps
 from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.late_bins import waits_in_bins
-from diagnose.analysis.lines import gathering_ns, standing_ns, working_ns
 from diagnose.analysis.meetings import waits_of
 from diagnose.analysis.program import among_all_ns, averaged_ns, ddp_of, exchanged_ns
 from diagnose.analysis.rank_clocks import kept
@@ -25,6 +24,7 @@ from diagnose.analysis.signals import host_stats
 from diagnose.analysis.spans import part_of, rank_of
 from diagnose.analysis.steps import GapParts, divided
 from diagnose.analysis.throughput import rate
+from diagnose.analysis.time_in_lines import gathering_ns, standing_ns, working_ns
 from diagnose.analysis.tuning import KINDS
 from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.host import HostStats

@@ -60,6 +60,9 @@ def worker_stats(log: RankLog) -> WorkerStats | None:
         busiest=_busiest(reports, log),
         slowest=slowest(log, reports),
         pieces=max((report.get("pieces") or 0 for report in reports), default=0) or None,
+        piped_bytes=max(
+            (report["piped_bytes"] for report in reports if "piped_bytes" in report), default=None
+        ),
         private_growth_bytes=_private_growth(reports),
         repeated=repeated,
         varied=varied,

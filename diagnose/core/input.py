@@ -71,6 +71,8 @@ class WorkerStats:
         slowest: The longest batches, the longest first; empty where it was not kept what they held.
         busiest: Busy time of the busiest worker, as a multiple of the mean one's.
         pieces: Objects that the fullest batch looked into consists of, up to 1000; `None` when unknown.
+        piped_bytes: Bytes of arrays and texts in the batch looked into that has most of them: those go
+            through a pipe, and those of tensors through shared memory; `None` when unknown.
         private_growth_bytes: Memory that each worker came to own over its life, mean of those that lived
             long enough to tell: pages no longer shared with the training process.
         repeated: Watched samples that came out the same each time they were asked for again.
@@ -99,6 +101,7 @@ class WorkerStats:
     slowest: tuple[SlowBatch, ...] = ()
     busiest: float | None = None
     pieces: int | None = None
+    piped_bytes: int | None = None
     private_growth_bytes: float | None = None
     repeated: int = 0
     varied: int = 0

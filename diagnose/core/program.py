@@ -91,6 +91,7 @@ class Optimizer:
         kind: Name of its class.
         num_tensors: Parameter tensors with a gradient.
         num_elements: Their elements.
+        num_groups: Groups that they are in: each is updated by itself.
         fused: Whether the fused implementation was asked for; `None` is torch's default.
         implementation: What it runs as: `for-loop`, `foreach` or `fused`; empty where that is not known.
         can_fuse: Whether torch has a fused implementation of this class that can take these parameters.
@@ -108,6 +109,7 @@ class Optimizer:
     kind: str
     num_tensors: int
     num_elements: int
+    num_groups: int = 1
     fused: bool | None = None
     implementation: str = ""
     can_fuse: bool = False

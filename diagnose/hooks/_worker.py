@@ -30,6 +30,7 @@ from diagnose.hooks._worker_readings import (
     Slowest,
     Spread,
     pieces_of,
+    piped_bytes_of,
 )
 from diagnose.hooks._worker_reports import address_of, inbox
 from diagnose.hooks.base import around, hidden, timed, unseen
@@ -66,6 +67,7 @@ class WorkerLog:
         self._cpu_uncounted_ns = process_time_ns()
         self._cpu_mark_ns = 0
         self._pieces = 0
+        self._piped_bytes = 0
         self._sent_once = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
@@ -118,6 +120,7 @@ class WorkerLog:
         """The worker is about to send this batch."""
         if self._batches % COUNT_EVERY == 1:
             self._pieces = max(self._pieces, pieces_of(batch))
+            self._piped_bytes = max(self._piped_bytes, piped_bytes_of(batch))
         self._files.made(batch)
 
     def send(self) -> None:
@@ -153,6 +156,7 @@ class WorkerLog:
             "life_ns": now - self._born_ns,
             "delay_ns": self._delay.known_ns,
             "pieces": self._pieces,
+            "piped_bytes": self._piped_bytes,
             "opened": [files.batches, files.samples, files.opens, files.read_bytes, files.made_bytes],
             "opening": [[resolve(*place), count] for place, count in files.opening()],
             "spread": self._spread.counts(),

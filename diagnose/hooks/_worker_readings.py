@@ -340,6 +340,19 @@ def pieces_of(batch: Any) -> int:
     return sum(1 for _ in _parts_of(batch))
 
 
+def piped_bytes_of(batch: Any) -> int:
+    """Returns the bytes of a batch's arrays and texts: those go through a pipe, and those of tensors
+    through shared memory. Counts up to `MAX_PIECES` parts."""
+    total = 0
+    for part in _parts_of(batch):
+        if isinstance(part, str | bytes | bytearray):
+            total += len(part)
+        elif hasattr(part, "shape") and not hasattr(part, "detach"):
+            nbytes = getattr(part, "nbytes", 0)
+            total += nbytes if isinstance(nbytes, int) else 0
+    return total
+
+
 def bytes_of(batch: Any) -> int | None:
     """Returns the bytes of a batch's tensors, texts and numbers; `None` where it has too many parts to
     count, or one does not say."""

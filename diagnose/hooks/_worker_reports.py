@@ -22,6 +22,7 @@ REPORT_KEYS = {
     "life_ns",
     "delay_ns",
     "pieces",
+    "piped_bytes",
     "opened",
     "opening",
     "spread",

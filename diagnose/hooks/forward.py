@@ -12,7 +12,7 @@ from typing import Any
 from weakref import ref
 
 from diagnose.core.job import Route
-from diagnose.core.ledger import EVALUATION, FIRST_GAP, FORWARD, GAP_AFTER
+from diagnose.core.ledger import EVALUATION, FIRST_GAP, FORWARD, GAP_AFTER, GAP_AFTER_EVALUATION
 from diagnose.hooks._batch import batch_size
 from diagnose.hooks._imports import after_import
 from diagnose.hooks._log import WIDTH
@@ -54,8 +54,9 @@ class ForwardHook(Hook):
 
     The call of a loss module counts as `forward` too: it is an outermost training-mode call. That of a
     module which only prepares a batch, such as one that augments, counts so once. It has no parameters, and
-    no gradient goes in or comes out; from then on it is the loop's own code like any other. Not on a
-    device, which may compute for one batch while the loop waits for another.
+    no gradient goes in or comes out; from then on it is the loop's own code like any other, and from the
+    first call where gradients are off and nothing is evaluated. Not on a device, which may compute for
+    one batch while the loop waits for another.
     """
 
     requires = "torch.nn.modules.module"
@@ -121,6 +122,22 @@ class _Search:
                 raise
             finally:
                 if listening:
+                    self._listen()
+
+        return hidden(call)
+
+    def _aside(self, original: Any) -> Any:
+        """Calls a module that is none to measure: those in it are not heard either."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._rest()
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                unseen(error)
+                raise
+            finally:
+                if self._recorder.searching and not self._closed:
                     self._listen()
 
         return hidden(call)
@@ -232,7 +249,7 @@ class _Search:
 
         asked = spanned(original, recorder, self._before, self._after)
         tuned = spanned(hidden(routed), recorder, self._before, self._after)
-        aside, prepares_again = self._unheard(original), self._prepares_again
+        aside, prepares_again = self._aside(original), self._prepares_again
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
@@ -333,11 +350,16 @@ class _Search:
             self._trains(module, "forward", appears=True)
 
     def _prepares_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a module that has prepared a batch is called for the next one."""
-        known = self._preparing.get(id(args[0]))
-        if known is None or known() is not args[0] or self._recorder.evaluating:
+        """Whether a module that has prepared a batch is called for the next one, or without gradients for
+        any."""
+        module, recorder = args[0], self._recorder
+        if recorder.evaluating or not recorder.on_training_thread() or self._is_traced():
             return False
-        if not self._recorder.on_training_thread() or not self._is_grad_enabled() or self._is_traced():
+        without_grad = not self._is_grad_enabled()
+        if without_grad:
+            if recorder.current == GAP_AFTER_EVALUATION or not self._is_bare(module):
+                return False
+        elif self._preparing.get(id(module), _nothing)() is not module:
             return False
         # Reading values of a mapping of the script's own may do anything, and this is its step.
         given = [
@@ -346,11 +368,18 @@ class _Search:
             if not isinstance(each, Mapping) or type(each) is dict
         ]
         try:
-            return not any(tensor.requires_grad for tensor in tensors_in(given))
+            tensors = tensors_in(given)
+            if without_grad:
+                return all(tensor.device.type == "cpu" for tensor in tensors)
+            return not any(tensor.requires_grad for tensor in tensors)
         except Exception:  # noqa: BLE001 (what is nested in lists may be of any kind)
             self._recorder.broke(self._prepares_again)
             self._preparing.pop(id(args[0]), None)
             return False
+
+    def _is_bare(self, module: Any) -> bool:
+        """Whether a module has nothing that can be trained, or was."""
+        return not isinstance(module, self._compiled) and next(module.parameters(), None) is None
 
     def _is_traced(self) -> bool:
         """Whether this call only writes down a graph, for `torch.export`, `torch.jit.trace` or `torch.fx`.

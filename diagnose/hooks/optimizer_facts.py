@@ -83,6 +83,7 @@ def describe(optimizer: Any, models: Sequence[Any] = ()) -> dict[str, Any]:
         "kind": type(optimizer).__name__,
         "num_tensors": len(params),
         "num_elements": sum(p.numel() for p in params),
+        "num_groups": sum(any(p.requires_grad for p in each["params"]) for each in optimizer.param_groups),
         "fused": group.get("fused"),
         "implementation": _implementation(group, params),
         "can_fuse": not why_not_fused(optimizer, models),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.program import Optimizer
 
 SAVED_AT_ANY_SIZE = {"Adam": 0.7, "AdamW": 0.7}
@@ -30,14 +32,70 @@ LOOP_NS = {"AdamW": (25_000, 1.57), "SGD with momentum": (6_400, 0.67), "SGD": (
 measurements that `SAVED` names. Other kinds have about as many operations as AdamW. Used only to divide a
 step among several optimizers."""
 
+MIN_ELEMENTS = 100_000
+"""With few tensors and fewer elements the step takes less than what surrounds it in Python."""
 
-def one_by_one_ns(optimizer: Optimizer) -> float:
+SAVED_BY_FOREACH = 0.5
+"""On a GPU `foreach` makes a few launches of hundreds; what it saves is at least this."""
+
+GROUP_TENSORS = {"fused": 0.8, "foreach": 2.5, "for-loop": 0.3}
+"""What each further group of parameters adds to a step on a CPU, in tensors that are updated one by one:
+AdamW 0.8, 2.5 and 0.3, Adagrad 0.7, 3.0 and 0.25, SGD with momentum 1.3, 2.0 and 0.4."""
+
+
+def saved_by_one_group(optimizer: Optimizer) -> float:
+    """Returns the part of a step that one group saves, fused where it can be."""
+    one = replace(optimizer, num_groups=1)
+    if optimizer.can_fuse or optimizer.implementation == "fused":
+        one = replace(one, implementation="fused")
+    return max(0.0, 1 - takes_ns(one) / takes_ns(optimizer))
+
+
+def takes_ns(optimizer: Optimizer) -> float:
+    """Returns about what an optimizer's step takes on a CPU, for shares of it and of several only."""
+    tensors_ns = _one_by_one_ns(optimizer)
+    if optimizer.implementation == "fused":
+        tensors_ns *= 1 - _saved_of_tensors(optimizer, on_gpu=False)
+    return tensors_ns + (_groups_ns(optimizer) if optimizer.implementation else 0.0)
+
+
+def saved_at_least(optimizer: Optimizer, on_gpu: bool) -> float:
+    if on_gpu or optimizer.num_elements < MIN_ELEMENTS:
+        return 0.0
+    return SAVED_AT_ANY_SIZE.get(optimizer.kind, 0.0)
+
+
+def saved_part(optimizer: Optimizer, on_gpu: bool) -> float:
+    """Returns the part of the time of an optimizer which goes over its tensors that one call for all of
+    them saves, or one for each of its groups."""
+    part = _saved_of_tensors(optimizer, on_gpu)
+    if on_gpu or not optimizer.can_fuse:
+        return part
+    tensors_ns = _one_by_one_ns(optimizer)
+    fused_ns = (1 - part) * tensors_ns + _groups_ns(optimizer, "fused")
+    return max(0.0, 1 - fused_ns / (tensors_ns + _groups_ns(optimizer)))
+
+
+def _saved_of_tensors(optimizer: Optimizer, on_gpu: bool) -> float:
+    if not optimizer.can_fuse and optimizer.implementation != "fused":
+        return SAVED_BY_FOREACH
+    return max(_saved_by_size(optimizer), saved_at_least(optimizer, on_gpu))
+
+
+def _one_by_one_ns(optimizer: Optimizer) -> float:
     """Returns about what an optimizer's step takes one by one, for shares of several only."""
     per_tensor, per_element = LOOP_NS.get(_measured_as(optimizer), LOOP_NS["AdamW"])
     return optimizer.num_tensors * per_tensor + optimizer.num_elements * per_element
 
 
-def saved_by_size(optimizer: Optimizer) -> float:
+def _groups_ns(optimizer: Optimizer, implementation: str = "") -> float:
+    """Returns about what a step takes for its groups besides the first; as it runs, if nothing is given."""
+    per_tensor, _ = LOOP_NS.get(_measured_as(optimizer), LOOP_NS["AdamW"])
+    a_group = per_tensor * GROUP_TENSORS[implementation or optimizer.implementation]
+    return max(0, optimizer.num_groups - 1) * a_group
+
+
+def _saved_by_size(optimizer: Optimizer) -> float:
     """Returns the part of a step that one call for all tensors saves, by their mean size."""
     most, half_elements = SAVED.get(_measured_as(optimizer), SAVED["SGD"])
     return most / (1 + optimizer.num_elements / max(1, optimizer.num_tensors) / half_elements)

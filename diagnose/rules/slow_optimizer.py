@@ -23,18 +23,25 @@ from diagnose.rules._lines import (
     under_trainer,
     updating,
 )
-from diagnose.rules._update_times import SAVED_AT_ANY_SIZE, one_by_one_ns, saved_by_size
+from diagnose.rules._update_times import (
+    MIN_ELEMENTS,
+    saved_at_least,
+    saved_by_one_group,
+    saved_part,
+    takes_ns,
+)
 from diagnose.rules.base import WORTH_SHARE, Rule
 from diagnose.source.calls import with_arguments
 
 MIN_TENSORS = 20
 """With fewer tensors there are few calls to save."""
 
-MIN_ELEMENTS = 100_000
-"""With few tensors and fewer elements the step takes less than what surrounds it in Python."""
+MIN_GROUPS = 20
+"""With fewer groups of parameters there are few calls to save."""
 
-SAVED_BY_FOREACH = 0.5
-"""On a GPU `foreach` makes a few launches of hundreds; what it saves is at least this."""
+MAX_PER_GROUP = 4
+"""Tensors in a group on average, up to which it is the groups that take long. A layer has more: the rates
+of layers differ for a reason."""
 
 MAX_OWN_ELEMENTS = 8_192
 """Mean size of tensors up to which an optimizer that the script has written is said to be slow. Of eight
@@ -85,6 +92,7 @@ def one(
     implementation: str = "for-loop",
     can_fuse: bool = True,
     can_group: bool = True,
+    num_groups: int = 1,
 ) -> Program:
     optimizer = Optimizer(
         kind=kind,
@@ -93,6 +101,7 @@ def one(
         implementation=implementation,
         can_fuse=can_fuse,
         can_group=can_group,
+        num_groups=num_groups,
     )
     return Program(optimizers=(optimizer,))
 
@@ -114,14 +123,16 @@ class SlowOptimizer(Rule):
     ## What it means
     The optimizer calls torch several times for every parameter tensor. With hundreds of small tensors these
     calls, not the arithmetic, take the time; with a few large ones each of Adam's calls goes through all of
-    the memory anew. On a CPU this is torch's default; on a GPU someone asked for it.
+    the memory anew. On a CPU this is torch's default; on a GPU someone asked for it. And each group of
+    parameters takes calls of its own, however its tensors are updated.
 
     ## What to do
     Give the optimizer `fused=True`: one call updates all tensors. Where torch has no fused
-    implementation, `foreach=True`. An optimizer of the script's own that goes over small tensors in Python
-    can call `torch._foreach_mul_` and the like, or have its step compiled; over large ones, where it has
-    many operations on each, only the latter helps. So can a loop over the weights beside an optimizer.
-    Nothing is said of what neither can take: sparse gradients, 16-bit parameters of SGD on a CPU.
+    implementation, `foreach=True`. Put tensors with the same settings into one group. An optimizer of the
+    script's own that goes over small tensors in Python can call `torch._foreach_mul_` and the like, or have
+    its step compiled; over large ones, where it has many operations on each, only the latter helps. So can
+    a loop over the weights beside an optimizer. Nothing is said of what neither can take: sparse
+    gradients, 16-bit parameters of SGD on a CPU.
 
     ## When it is wrong
     The results of both differ in the last bit. Code that reads or changes the optimizer's state between
@@ -139,9 +150,12 @@ class SlowOptimizer(Rule):
         profile(other_ms=12, program=one(implementation="fused"), where=(UPDATING,)),
         profile(other_ms=12, where=(UPDATING,)),
         profile(optimizer_ms=30, program=ONE_EACH),
+        profile(optimizer_ms=30, program=one(num_groups=400, implementation="fused")),
+        profile(optimizer_ms=30, program=one(num_groups=400)),
     )
     silent_on = (
         profile(optimizer_ms=30, program=one(implementation="fused")),
+        profile(optimizer_ms=30, program=one(implementation="fused", num_groups=40)),
         profile(optimizer_ms=2, program=one()),
         profile(
             optimizer_ms=30,
@@ -174,11 +188,47 @@ class SlowOptimizer(Rule):
     )
 
     def applies(self, profile: Profile) -> bool:
-        return bool(_slow(profile.program) or _own(profile.program) or updating(profile))
+        program = profile.program
+        return bool(_in_groups(program) or _slow(program) or _own(program) or updating(profile))
 
     def check(self, profile: Profile) -> Finding | None:
-        found = [each for each in (self._of_torch(profile), self._of_own(profile)) if each is not None]
+        of_torch = self._of_groups(profile) or self._of_torch(profile)
+        found = [each for each in (of_torch, self._of_own(profile)) if each is not None]
         return _together(*found) if len(found) > 1 else next(iter(found), None)
+
+    def _of_groups(self, profile: Profile) -> Finding | None:
+        """Of torch's optimizers whose tensors are in groups of few."""
+        grouped = _in_groups(profile.program)
+        if not grouped:
+            return None
+        worst = max((_of_kind(each, grouped) for each in grouped), key=lambda each: each.num_groups)
+        saves = saved_by_one_group(worst)
+        part = _part_of(grouped, profile.program)
+        time_ns = stepping_share(profile) * profile.spent_ns(Phase.OPTIMIZER)
+        lost_ns = saves * part * time_ns
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
+            return None
+        fuses = worst.can_fuse and worst.implementation != "fused"
+        return Finding(
+            rule=self.name,
+            summary=f"{worst.kind} updates {worst.num_tensors} tensors in {worst.num_groups} groups, one by"
+            " one.",
+            lost_ns={Phase.OPTIMIZER: lost_ns},
+            low_ns=LOW * lost_ns,
+            high_ns=min(HIGH * lost_ns, part * time_ns),
+            assumption=f"one group{' with fused=True' if fuses else ''} saves {format_share(saves)} of what"
+            " step() takes, as measured on CPUs",
+            evidence=(
+                f"{format_ms(time_ns)} of each step pass in the optimizer's step(),"
+                f" {format_share(time_ns / profile.step_time_ns)} of it.",
+                f"Each of {worst.num_groups} groups is updated by calls of its own.",
+            ),
+            fix="Put tensors with the same settings into one group. Where each has a rate of its own, a few"
+            " rates for all of them may do.",
+            code=with_arguments(worst.call, f"torch.optim.{worst.kind}", fused=True) if fuses else "",
+            file=worst.file,
+            line=worst.line,
+        )
 
     def _of_torch(self, profile: Profile) -> Finding | None:
         """Of torch's optimizers."""
@@ -188,10 +238,10 @@ class SlowOptimizer(Rule):
         worst = max((_of_kind(each, slow) for each in slow), key=lambda optimizer: optimizer.num_tensors)
         if not worst.can_fuse and not (worst.can_group and on_gpu):
             return None  # on a CPU `foreach` saves little
-        saved = _saved(worst, on_gpu)
+        saves = saved_part(worst, on_gpu)
         part = _part_of(slow, profile.program)
         time_ns = stepping_share(profile) * profile.spent_ns(Phase.OPTIMIZER)
-        lost_ns = saved * part * time_ns
+        lost_ns = saves * part * time_ns
         if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         option = "fused" if worst.can_fuse else "foreach"
@@ -209,7 +259,7 @@ class SlowOptimizer(Rule):
             lost_ns={Phase.OPTIMIZER: lost_ns},
             low_ns=LOW * lost_ns,
             high_ns=min(HIGH * lost_ns, part * time_ns),
-            assumption=f"{option}=True saves {format_share(saved)} of what step() takes, as measured on"
+            assumption=f"{option}=True saves {format_share(saves)} of what step() takes, as measured on"
             " CPUs",
             evidence=(
                 f"{format_ms(time_ns)} of each step pass in the optimizer's step(),"
@@ -296,6 +346,20 @@ def _stepping(profile: Profile) -> tuple[list[SourceLine], tuple[float, float, f
     return [], SAVED_OF_OWN
 
 
+def _in_groups(program: Program) -> list[Optimizer]:
+    """Returns torch's optimizers that would be faster with their tensors in one group, on a CPU."""
+    if _on_gpu(program):
+        return []
+    known = [each for each in program.optimizers if each.implementation]
+    kinds = [_of_kind(each, known) for each in known]
+    return [
+        each
+        for each, kind in zip(known, kinds, strict=True)
+        if kind.num_groups >= MIN_GROUPS and kind.num_tensors <= MAX_PER_GROUP * kind.num_groups
+        if kind.can_fuse or kind.implementation != "for-loop"
+    ]
+
+
 def _of_kind(optimizer: Optimizer, among: list[Optimizer]) -> Optimizer:
     """Returns an optimizer with the tensors of all that are like it: some have one for each tensor."""
 
@@ -307,6 +371,7 @@ def _of_kind(optimizer: Optimizer, among: list[Optimizer]) -> Optimizer:
         optimizer,
         num_tensors=sum(each.num_tensors for each in alike),
         num_elements=sum(each.num_elements for each in alike),
+        num_groups=sum(each.num_groups for each in alike),
     )
 
 
@@ -338,7 +403,7 @@ def _slow(program: Program) -> list[Optimizer]:
     return [
         optimizer
         for optimizer in loops
-        if (kind := _of_kind(optimizer, loops)).num_tensors >= MIN_TENSORS or _saved_at_least(kind, on_gpu)
+        if (kind := _of_kind(optimizer, loops)).num_tensors >= MIN_TENSORS or saved_at_least(kind, on_gpu)
     ]
 
 
@@ -346,26 +411,6 @@ def _part_of(slow: list[Optimizer], program: Program) -> float:
     """Returns the part of the steps of all optimizers that some of them take: on a CPU by what their
     tensors cost one by one or fused, elsewhere by how many these are."""
     on_gpu = _on_gpu(program)
-    takes = [float(each.num_tensors) if on_gpu else _takes_ns(each) for each in program.optimizers]
+    takes = [float(each.num_tensors) if on_gpu else takes_ns(each) for each in program.optimizers]
     whole = sum(takes)
     return sum(taken for each, taken in zip(program.optimizers, takes, strict=True) if each in slow) / whole
-
-
-def _takes_ns(optimizer: Optimizer) -> float:
-    """Returns about what an optimizer's step takes on a CPU, for shares of several only."""
-    by_loop_ns = one_by_one_ns(optimizer)
-    fused = optimizer.implementation == "fused"
-    return by_loop_ns * (1 - _saved(optimizer, on_gpu=False)) if fused else by_loop_ns
-
-
-def _saved_at_least(optimizer: Optimizer, on_gpu: bool) -> float:
-    if on_gpu or optimizer.num_elements < MIN_ELEMENTS:
-        return 0.0
-    return SAVED_AT_ANY_SIZE.get(optimizer.kind, 0.0)
-
-
-def _saved(optimizer: Optimizer, on_gpu: bool) -> float:
-    """Part of the optimizer's time that one call for all tensors saves."""
-    if not optimizer.can_fuse:
-        return SAVED_BY_FOREACH
-    return max(saved_by_size(optimizer), _saved_at_least(optimizer, on_gpu))

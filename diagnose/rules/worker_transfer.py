@@ -6,7 +6,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
-from diagnose.core.units import format_ms, format_share
+from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._supply import (
     DRAWN,
     HANDOVER_NS,
@@ -34,6 +34,10 @@ FEW = 16
 MIN_LARGE_SEND_NS = 10_000_000
 """A few pieces take so long only where copying them into shared memory does."""
 
+MIN_PIPED_BYTES = 500_000
+"""Bytes of arrays and texts from which on a batch takes longer than one of tensors to be taken over: 1 MB
+took 7.6 ms for 2.3, 4 MB 16 for 3.3, a quarter of one less than tensors (`benchmarks/piped_batches.py`)."""
+
 READY = 1.0
 """Finished batches waiting, on average: the loop then waits for nothing but the unpacking of one."""
 
@@ -50,6 +54,7 @@ long. At a tenth two healthy jobs were accused."""
 
 
 PIECES = {"ready_batches": 2.6, "pieces": 180}
+ARRAYS = {"ready_batches": 2.6, "pieces": 29, "piped_bytes": 2_400_000}
 BUSY = HostStats(cpus=2, process_cpus=1.0, runnable_share=0.07)
 
 
@@ -58,11 +63,13 @@ class WorkerTransfer(WorkerRule):
     ## What it means
     Batches are made fast enough, but the loop waits while each is pickled, sent and unpacked. Every
     tensor of a batch is sent by itself, through a file descriptor and shared memory of its own, so
-    batches of hundreds of small tensors, or of many Python objects, take far longer than their bytes.
+    batches of hundreds of small tensors, or of many Python objects, take far longer than their bytes. And
+    arrays of NumPy, texts and bytes go through a pipe, which takes what the loop reads meanwhile.
 
     ## What to do
     Return a few contiguous tensors: stack the fields of a sample into one tensor in `collate_fn`, use
-    arrays instead of lists and dictionaries of numbers, and split them up in the training step.
+    arrays instead of lists and dictionaries of numbers, and split them up in the training step. Make
+    large arrays tensors with `torch.from_numpy`; leave out what the loop does not use.
 
     ## When it is wrong
     Batches of hundreds of megabytes: there, copying is the cost, and the fault is their size.
@@ -82,6 +89,7 @@ class WorkerTransfer(WorkerRule):
         fed_by(data_wait_ms=30, fetch_ms=60, send_ms=120, workers={"ready_batches": 0.2}),
         fed_by(data_wait_ms=8, fetch_ms=1, send_ms=1, workers={"ready_batches": 3.8}),
         fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers=PIECES),
+        fed_by(data_wait_ms=9, fetch_ms=12, send_ms=5, workers=ARRAYS),
         fed_by(
             data_wait_ms=10,
             gc_ms=14,
@@ -102,6 +110,9 @@ class WorkerTransfer(WorkerRule):
         fed_by(data_wait_ms=6, fetch_ms=30, send_ms=1, workers=PIECES),
         fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers=PIECES, stats={"burst_ns": 4e6}),
         fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers=PIECES, host=BUSY),
+        fed_by(data_wait_ms=9, fetch_ms=12, send_ms=5, workers={**ARRAYS, "piped_bytes": 9_000}),
+        fed_by(data_wait_ms=9, fetch_ms=12, send_ms=5, workers={**ARRAYS, "ready_batches": 0.3}),
+        fed_by(data_wait_ms=9, fetch_ms=12, send_ms=5, workers=ARRAYS, host=BUSY),
         fed_by(data_wait_ms=20, fetch_ms=1, workers={"ready_batches": 3.8}, stats={"drawing_ns": 19e6}),
     )
 
@@ -127,7 +138,8 @@ class WorkerTransfer(WorkerRule):
         # What workers take besides says nothing of this: finished batches wait for the loop.
         least_ns = MIN_HANDOVERS * HANDOVER_NS * supply.batches
         long = unpacking and many and quiet and unpacked_ns >= least_ns
-        if not needless and (
+        piped = unpacking and quiet and (workers.piped_bytes or 0) >= MIN_PIPED_BYTES
+        if not (needless or piped) and (
             workers.send_ns < (MIN_LARGE_SEND_NS if few else MIN_SEND_NS)
             or not (long or sending >= SENDING)
         ):
@@ -135,7 +147,11 @@ class WorkerTransfer(WorkerRule):
         fix = "Let collate_fn return a few large tensors instead of many small ones or Python objects."
         code = ""
         where = "the training thread unpacks them"
-        if needless:
+        if piped:
+            lost_ns = max(0.0, unpacked_ns - HANDOVER_NS * supply.batches)
+            fix = "Return tensors, torch.from_numpy(array): those are in memory that workers share with the"
+            fix += " loop, and arrays go through a pipe. Leave out what the loop does not use."
+        elif needless:
             lost_ns = unpacked_ns - making_ns
             fix = "Let the training thread load: it makes a batch faster than it takes one over."
             code = with_loader_arguments(
@@ -166,6 +182,7 @@ class WorkerTransfer(WorkerRule):
                 f" {format_ms(workers.fetch_ns + workers.collate_ns)} to make it.",
                 f"The loop waits {format_ms(supply.wait_ns)} of each step, with"
                 f" {workers.ready_batches:.1f} finished batches waiting on average.",
+                *([f"{format_bytes(workers.piped_bytes or 0)} of it are arrays and texts."] if piped else []),
                 *(
                     [f"The garbage collector stops it there for {format_ms(collected_ns)} more."]
                     if collected_ns

@@ -3,7 +3,8 @@
 Whoever is told what a model chose without gradients, shows what the next choice is made of, and answers
 something that is kept as the choice is, is an environment, whatever it and its methods are called: `rewards
 = buildings.act(floors)` after `floors = choose(buildings.view())`. The script has to say that being told
-changes what is shown: `act` sets `self.place`, which `view` reads. A scaler or a tokenizer stays as it is,
+changes what is shown: `act` sets `self.place`, which `view` reads; or the answer comes back to the function
+as what the next choice is made of, `seen = play(board, seen)`. A scaler or a tokenizer stays as it is,
 what scores predictions shows the model nothing of them, what a cache answers goes on into the model, and a
 memory of experience answers nothing at all.
 """
@@ -11,17 +12,17 @@ memory of experience answers nothing at all.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from diagnose.source.calling import callee, calls_of, given_to
+from diagnose.source.calling import bound, callee, calls_of, given_to
 from diagnose.source.effects import Effects, methods_called
 from diagnose.source.kinds import Scope
 from diagnose.source.names import words
 from diagnose.source.parts import Anchors, Part
 from diagnose.source.purposes import ENVIRONMENT, ROLLOUT
 from diagnose.source.reads_writes import MODULES, closure, reads, reads_in, writes
-from diagnose.source.rollouts import measures
+from diagnose.source.rollouts import measures, turns_of
 from diagnose.source.sites import Line, Sample, Stack, without_gradients
 from diagnose.source.sources import Sources
 from diagnose.source.statements import functions_of, header_lines, innermost_of, statements_of, yields
@@ -77,7 +78,7 @@ class Exchanges:
             by_function.setdefault((file, innermost_of(scopes[file], line)), set()).add(line)
         for (file, index), lines in by_function.items():
             part = Part(file, scopes[file][index], Anchors(), self._effects)
-            found = exchange_in(part, lines, {line for line, _ in learns.get(file, ())})
+            found = exchange_in(part, lines, {line for line, _ in learns.get(file, ())}, scopes[file])
             if found is None:
                 continue
             for statement in part.statements:
@@ -103,17 +104,23 @@ class Exchanges:
         return ""
 
 
-def exchange_in(part: Part, lines: set[int], learns: set[int]) -> Exchange | None:
+def exchange_in(
+    part: Part, lines: set[int], learns: set[int], scopes: Iterable[Scope] = ()
+) -> Exchange | None:
     """Returns the environment that a function acts in; `None` where there is none.
 
     Args:
         lines: Its lines through which models are called without gradients.
         learns: Its lines from which batches are asked, models called with gradients, and backward passes
             and optimizers' steps begun.
+        scopes: The functions that may call it.
     """
     for tells, call, changed in _told(part, learns):
         base = callee(call)[1]
-        way, _ = part.walk([(tells, reads_in(*given_to(call)))])
+        turns = turns_of(tells, ())
+        given = reads_in(*given_to(call))
+        given |= reads_in(*(turns[name] for name in given & turns.keys()))
+        way, _ = part.walk([(tells, given)])
         others = [s for s in part.statements if s is not tells]
         chooses = [s for s in others if id(s) in way and _chooses(s, lines, base)]
         if not chooses:
@@ -121,11 +128,15 @@ def exchange_in(part: Part, lines: set[int], learns: set[int]) -> Exchange | Non
         fed, names = part.walk([(s, part.reads[id(s)]) for s in chooses])
         shows = [s for s in others if s in chooses or id(s) in fed]
         answer = writes(tells) - names  # what goes on into the model is no answer to it
-        if not answer or not _shows(shows, base, changed, part.effects):
+        if not answer:
             continue
-        puts = [s for s in others if s not in chooses and _puts(s)]
-        chosen = part.spread({id(s): writes(s) for s in chooses}, {id(tells)})
         answered = part.spread({id(tells): answer}, ())
+        puts = [s for s in others if s not in chooses and _puts(s)]
+        if not _shows(shows, base, changed, part.effects):
+            if part.from_outside(names).isdisjoint(_given_back(part, answered, scopes)):
+                continue
+            puts = [s for s in puts if not isinstance(s, ast.Return)]  # that only shows what comes next
+        chosen = part.spread({id(s): writes(s) for s in chooses}, {id(tells)})
         if all(any(id(s) in kept for s in puts) for kept in (chosen, answered)):
             return Exchange(tells, tuple(chooses), base)
     return None
@@ -167,6 +178,25 @@ def _shows(statements: Iterable[ast.stmt], base: str, changed: set[str], effects
         for statement in statements
         for name, called in methods_called(statement)
     )
+
+
+def _given_back(part: Part, answered: Container[int], scopes: Iterable[Scope]) -> set[str]:
+    """Returns the parameters that callers of a function give what it returned to them, if that is made of
+    the statements `answered`: `seen` of `play(board, seen)`, called as `seen = play(board, seen)`."""
+    function = part.function
+    if isinstance(function, ast.Module):
+        return set()
+    if not any(isinstance(s, ast.Return) and id(s) in answered for s in part.statements):
+        return set()
+    return {
+        parameter
+        for scope in scopes
+        for statement in statements_of(scope)
+        for call in calls_of(statement)
+        if callee(call)[0] == function.name
+        for parameter, given in bound(call, function)
+        if reads_in(given) & writes(statement)
+    }
 
 
 def _looks_at(method: str, effects: Effects) -> set[str]:

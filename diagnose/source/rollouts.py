@@ -105,7 +105,7 @@ def steps_environment(
     """
     if _simulates(statement, simulators):
         return True
-    turns = _turns(statement, loops)
+    turns = turns_of(statement, loops)
     for call in calls_of(statement):
         name, base = callee(call)
         of_base = words(base)
@@ -158,7 +158,7 @@ def _imagines(base: str) -> bool:
     return _kind(base) in LEARNT and bool(words(_last_part(base)) & ENVIRONMENTS)
 
 
-def _turns(statement: ast.stmt, loops: Iterable[Loop]) -> dict[str, ast.expr]:
+def turns_of(statement: ast.stmt, loops: Iterable[Loop]) -> dict[str, ast.expr]:
     """Returns what the variables of loops around and in a statement are taken from, turn by turn."""
     found: dict[str, ast.expr] = {}
     for turning in (*loops, *nodes_of(statement)):
@@ -213,7 +213,7 @@ def takes_action(statement: ast.stmt, function: Function | None, loops: Iterable
     is called and gives back: `depot.step(plan)` after `plan = self.act(seen)`. What is called a game
     or an environment may be told in other words: `game.play(move)`; not what keeps or imagines its
     answers, `env_pool.push(state, move)`, `world_model.advance(state, move)`."""
-    turns = _turns(statement, loops)
+    turns = turns_of(statement, loops)
     given = {
         name
         for called, base, args in ((*callee(call), call.args) for call in calls_of(statement))
