@@ -8,7 +8,7 @@ from diagnose.source.places import Places
 from diagnose.source.results import Results
 from diagnose.source.sources import Sources
 from tests.sampled_script import AFTER_FORWARD, PASSES, Script
-from tests.test_dependencies import FORWARD, OTHER
+from tests.test_dependencies import DATA, FORWARD, OTHER
 
 SCORED = """
 for x, y in loader:
@@ -146,3 +146,30 @@ WEIGHTED = Script(
 @pytest.mark.parametrize(("line", "phase"), [("sum(spend(now))", OTHER), ("norm(keys)", FORWARD)])
 def test_what_a_loss_is_multiplied_with_may_be_the_loops_own_code(line, phase):
     assert WEIGHTED.phase(line, "loss = loss *", "trainer.train_step", slot=AFTER_FORWARD) is phase
+
+
+def test_what_is_made_of_results_for_the_turns_to_come_is_no_batch_that_anyone_else_could_make():
+    script = Script(
+        """
+        level, trust = 1.0, dict.fromkeys(range(9), 1.0)
+        for step in range(9):
+            x, y = draw()
+            weights = tensor([trust[each] / level for each in y.tolist()])
+            out = model(x, weights)
+            loss = crit(out, y)
+            loss.backward()
+            optimizer.step()
+            wrong = (out - y).square()
+            level = update(trust, dict(zip(y.tolist(), wrong.tolist())))
+
+        def update(trust, recent):
+            for each, value in trust.items():
+                trust[each] = 0.9 * value + 0.1 / recent.get(each, 1.0)
+            return sum(trust.values())
+        """,
+        [("= model(", "forward"), *PASSES],
+    )
+    made, updates = "trust[each] = 0.9", "level = update"
+    assert script.phase("x, y = draw", slot=AFTER_FORWARD) is DATA
+    assert script.phase("weights = tensor", slot=AFTER_FORWARD) is DATA
+    assert script.phase(made, updates, slot=AFTER_FORWARD) is OTHER

@@ -50,6 +50,20 @@ def irregular_lines(profile: Profile) -> tuple[SourceLine, ...]:
     return tuple(sorted(found, key=lambda line: -line.share))
 
 
+def irregular_batches(profile: Profile) -> tuple[SourceLine, ...]:
+    """Returns likewise the lines that make batches between the hooks, where no loader does: the lines of a
+    loader's batches are long for other reasons."""
+    if profile.program.loaders:
+        return ()
+    found = [
+        part_of(line, line.irregular)
+        for line in profile.where
+        if line.phase is Phase.DATA_WAIT and not line.in_worker and not OTHERS & set(line.idiom)
+        if _mostly_irregular(line)
+    ]
+    return tuple(sorted(found, key=lambda line: -line.share))
+
+
 def regular_lines(profile: Profile) -> tuple[SourceLine, ...]:
     """Returns the lines of the loop's own code with what they take in usual steps, where `irregular_lines`
     has the rest; the most expensive first."""
@@ -63,4 +77,8 @@ def regular_lines(profile: Profile) -> tuple[SourceLine, ...]:
 def _is_irregular(line: SourceLine) -> bool:
     """Whether most of a line's time between the phases passes in long steps. What stands under a condition
     on the step's number comes regularly, whatever comes beside it."""
-    return line.phase is Phase.OTHER and not line.every and line.irregular > MOSTLY * line.share
+    return line.phase is Phase.OTHER and _mostly_irregular(line)
+
+
+def _mostly_irregular(line: SourceLine) -> bool:
+    return not line.every and line.irregular > MOSTLY * line.share

@@ -14,10 +14,12 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import MIN_SAMPLES, at, bounds, holding_up_batches, named, part_of
+from diagnose.rules._own_code import irregular_batches
 from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, supply_of
 from diagnose.rules._worker_examples import fed_by
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
+from diagnose.rules.step_jitter import RARE_BATCH, long_steps_ns
 from diagnose.source.function_names import OUTERMOST_WORDS
 from diagnose.source.names import words
 
@@ -154,6 +156,7 @@ class SlowBatchBuilding(Rule):
         profile(step_ms=3, data_wait_ms=1.8, where=(at("x = whiten(x)", 0.58, phase=Phase.DATA_WAIT),)),
     )
     silent_on = (
+        RARE_BATCH,
         profile(
             data_wait_ms=20,
             forward_ms=79,
@@ -207,6 +210,12 @@ class SlowBatchBuilding(Rule):
         wait_ns = least_wait_ns(profile) - rollout_share(profile, Phase.DATA_WAIT) * profile.step_time_ns
         wait_ns -= sum(line.share for line in holding_up_batches(profile)) * profile.step_time_ns
         wait_ns -= between_epochs(profile)[0]
+        if Phase.DATA_WAIT in long_steps_ns(profile):  # what these take is `step-jitter`'s
+            rare = irregular_batches(profile)
+            wait_ns -= sum(line.share for line in rare) * profile.step_time_ns
+            places = {(line.file, line.line) for line in rare}
+            lines = [line for line in lines if (line.file, line.line) not in places]
+            seen = sum(line.share for line in lines)
         if is_fed:
             wait_ns -= _fed_ns(profile)
             wait_ns = min(wait_ns, seen * profile.step_time_ns)

@@ -350,7 +350,7 @@ def _in_groups(program: Program) -> list[Optimizer]:
     """Returns torch's optimizers that would be faster with their tensors in one group, on a CPU."""
     if _on_gpu(program):
         return []
-    known = [each for each in program.optimizers if each.implementation]
+    known = [each for each in program.optimizers if each.implementation and each.num_groups > 1]
     kinds = [_of_kind(each, known) for each in known]
     return [
         each

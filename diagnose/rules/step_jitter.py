@@ -7,13 +7,14 @@ from dataclasses import replace
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, SourceLine
+from diagnose.core.program import Loader, Program
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._cpus import machine_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named, share_of
-from diagnose.rules._own_code import irregular_lines
+from diagnose.rules._own_code import irregular_batches, irregular_lines
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.05
@@ -21,6 +22,9 @@ MIN_SHARE = 0.05
 
 MOST_SPIKES = 0.15
 """More outliers than this are no outliers, but steps of another kind: longer batches, for example."""
+
+MOST_RARE = 0.25
+"""Likewise where a line of the loop's own takes hardly any time in the other steps: it runs now and then."""
 
 LEAST_SPIKES = 5
 """Fewer may be one event of the machine."""
@@ -42,6 +46,13 @@ QUIET = HostStats(runnable_share=0.001)
 RARE_OTHER = Series(spike_ns={Phase.OTHER: 18e6}, spike_share={Phase.OTHER: 0.1}, period={})
 SETTLES = at("nearest = torch.cdist(seen, centres).argmin(1)", 0.18)
 RARE_OWN = profile(other_ms=20, series=RARE_OTHER, host=QUIET, where=(replace(SETTLES, irregular=0.17),))
+RARE_WAIT = Series(spike_ns={Phase.DATA_WAIT: 18e6}, spike_share={Phase.DATA_WAIT: 0.1}, period={})
+RARE_BATCH = profile(
+    data_wait_ms=20,
+    series=RARE_WAIT,
+    host=QUIET,
+    where=(replace(SETTLES, phase=Phase.DATA_WAIT, irregular=0.17),),
+)
 MAX_LINES = 3
 
 
@@ -71,6 +82,7 @@ class StepJitter(Rule):
             series=Series(spike_ns={Phase.FORWARD: 20e6}, spike_share={Phase.FORWARD: 0.05}),
             host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.03, stolen_cpus=0.04),
         ),
+        RARE_BATCH,
         RARE_OWN,
     )
     silent_on = (
@@ -80,6 +92,8 @@ class StepJitter(Rule):
         replace(RARE_OWN, series=replace(RARE_OTHER, period={Phase.OTHER: 10})),
         replace(RARE_OWN, where=(replace(SETTLES, irregular=0.17, every="step % 10 == 0"),)),
         replace(RARE_OWN, where=(replace(SETTLES, irregular=0.17, idiom=("log",)),)),
+        replace(RARE_BATCH, where=(replace(SETTLES, phase=Phase.DATA_WAIT),)),
+        replace(RARE_BATCH, program=Program(loaders=(Loader(num_workers=0),))),
         profile(series=RARE, host=HostStats(runnable_share=0.08)),
         profile(series=replace(RARE, by_tokens=0.9), host=QUIET),
         profile(series=RARE, host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.06)),
@@ -103,7 +117,7 @@ class StepJitter(Rule):
         worst = max(lost, key=lambda phase: lost[phase])
         each_ns = series.each_ns(worst)
         assert each_ns is not None
-        lines = irregular_lines(profile)[:MAX_LINES] if Phase.OTHER in lost else ()
+        lines = _rare_lines(profile).get(worst, ())[:MAX_LINES]
         where = "code of the loop's own" if lines else worst.label
         return Finding(
             rule=self.name,
@@ -143,22 +157,28 @@ def long_steps_ns(profile: Profile) -> dict[Phase, float]:
         return {}  # the rule abstains, and takes no time over from others
     if series.by_tokens is not None and series.by_tokens >= BY_TOKENS:
         return {}  # long sequences take long
-    own_ns = share_of(irregular_lines(profile)) * profile.step_time_ns
+    own_ns = {p: share_of(lines) * profile.step_time_ns for p, lines in _rare_lines(profile).items()}
     spiking = [
         phase
-        for phase in (*COMPUTING, *((Phase.OTHER,) if own_ns else ()))
+        for phase in (*COMPUTING, *own_ns)
         if phase not in series.period
         and series.spike_share.get(phase, 0.0) * profile.steps.measured >= LEAST_SPIKES
-        and series.spike_share[phase] <= MOST_SPIKES
+        and series.spike_share[phase] <= (MOST_RARE if phase in own_ns else MOST_SPIKES)
     ]
     lost = {phase: min(series.spike_ns[phase], profile.spent_ns(phase)) for phase in spiking}
-    if Phase.OTHER in lost:
-        lost[Phase.OTHER] = min(lost[Phase.OTHER], own_ns)
+    lost |= {phase: min(lost[phase], ns) for phase, ns in own_ns.items() if phase in lost}
     all_ns, least_ns = sum(lost.values()), MIN_SHARE * profile.step_time_ns
     delay_ns = machine_share(host) * profile.step_time_ns
     if delay_ns > MOST_DELAY * all_ns or profile.steps.total_time_ns < LEAST_NS:
         return {}
-    own_ns = lost.pop(Phase.OTHER, 0.0)
-    if own_ns >= max([least_ns, *lost.values()]):
-        return {Phase.OTHER: own_ns}
+    own = max(own_ns.keys() & lost.keys(), key=lost.__getitem__, default=None)
+    if own is not None and lost[own] >= max(least_ns, *lost.values()):
+        return {own: lost[own]}
+    lost = {phase: ns for phase, ns in lost.items() if phase in COMPUTING}
     return {phase: ns for phase, ns in lost.items() if ns} if sum(lost.values()) >= least_ns else {}
+
+
+def _rare_lines(profile: Profile) -> dict[Phase, tuple[SourceLine, ...]]:
+    """Returns by phase the lines of the loop's own that run in a few steps, at no regular interval."""
+    found = {Phase.OTHER: irregular_lines(profile), Phase.DATA_WAIT: irregular_batches(profile)}
+    return {phase: lines for phase, lines in found.items() if lines}

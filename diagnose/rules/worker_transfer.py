@@ -182,7 +182,7 @@ class WorkerTransfer(WorkerRule):
                 f" {format_ms(workers.fetch_ns + workers.collate_ns)} to make it.",
                 f"The loop waits {format_ms(supply.wait_ns)} of each step, with"
                 f" {workers.ready_batches:.1f} finished batches waiting on average.",
-                *([f"{format_bytes(workers.piped_bytes or 0)} of it are arrays and texts."] if piped else []),
+                *([f"{format_bytes(workers.piped_bytes or 0)} are arrays and texts."] if piped else []),
                 *(
                     [f"The garbage collector stops it there for {format_ms(collected_ns)} more."]
                     if collected_ns

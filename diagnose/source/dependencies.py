@@ -189,7 +189,8 @@ class Dependencies:
         """What an earlier model has computed in the same turn is no batch of the next one, but a part of
         the pass, unless it is what an environment is told. And what a call gives to itself, by the next
         turn, was not built for it, such as `h` in `out, h = model(x, h)`. Nor was what a simulation passes
-        gradients through.
+        gradients through. And what is made of a model's results for the turns to come, and is no part of a
+        loss, nobody but the loop can make, and not before: it is no batch where there is no environment.
         """
         part = self._part
         derived = part.derived(part.models)
@@ -208,6 +209,9 @@ class Dependencies:
         acting = self._acts.union(part.walk([(s, part.reads[id(s)]) for s in part.acts])[0])
         for statement in (s for s in part.statements if id(s) in steps):
             found.for_batch.append((statement, part.reads[id(statement)]))
+            comes_of_it = not steps[id(statement)] and id(statement) in derived
+            if comes_of_it and not self._acts and found.roles.keys().isdisjoint(header_lines(statement)):
+                continue
             is_pass = steps[id(statement)] and id(statement) in passing and id(statement) not in acting
             is_pass = (is_pass or statement in part.passing_on) and not self._is_before(statement)
             self._serves(statement, Phase.FORWARD if is_pass else Phase.DATA_WAIT, wanted, found)
