@@ -24,7 +24,7 @@ MOST_SPIKES = 0.15
 """More outliers than this are no outliers, but steps of another kind: longer batches, for example."""
 
 MOST_RARE = 0.25
-"""Likewise where a line of the loop's own takes hardly any time in the other steps: it runs now and then."""
+"""Likewise where a line of the loop takes hardly any time in the other steps: it runs now and then."""
 
 LEAST_SPIKES = 5
 """Fewer may be one event of the machine."""
