@@ -362,3 +362,50 @@ def test_what_may_be_a_model_or_runs_beside_the_loop_is_an_evaluation_without_gr
         with torch.no_grad():
             module(torch.ones(2, 4, device=device))
     assert step.times == {"evaluation": 4}
+
+
+class Holds(torch.nn.Module):
+    """Calls a model that is none of its parts."""
+
+    def __init__(self, *held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, rows: Any, *given: Any) -> Any:
+        return (*self.held, *given)[0](rows)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["keeps it", "is given it"])
+def test_a_module_that_calls_a_model_which_is_no_part_of_it_evaluates_without_gradients(clock, kept):
+    with measured(clock, "forward") as recorder, one_step(recorder) as step:
+        teacher = SlowModel(clock, forward_ns=6)
+        module, given = (Holds(teacher), ()) if kept else (Holds(), (teacher,))
+        with torch.no_grad():
+            module(torch.ones(2, 4), *given)
+    assert step.times == {"evaluation": 6}
+
+
+def test_a_compiled_model_without_parameters_evaluates_as_a_part_of_another(clock):
+    rows = torch.ones(2, 4)
+    frozen = torch.jit.freeze(torch.jit.trace(torch.nn.Linear(4, 4).eval(), rows))
+    assert not list(frozen.parameters())
+    with measured(clock, "forward") as recorder, one_step(recorder) as step, torch.no_grad():
+        torch.nn.Sequential(Prepares(clock), frozen)(rows)
+    assert step.times == {"evaluation": 4}
+
+
+def test_a_checkpointed_module_without_parameters_is_a_part_of_the_model(clock):
+    with measured(clock, "forward") as recorder, one_step(recorder) as step:
+        rows = torch.ones(2, 4, requires_grad=True) * 2
+        checkpoint(Prepares(clock), rows, use_reentrant=True)
+    assert step.times == {"forward": 4}
+
+
+def test_a_module_with_something_else_for_parameters_is_called_as_ever_without_gradients(clock):
+    with measured(clock, "forward") as recorder, one_step(recorder) as step:
+        prepare = Prepares(clock)
+        prepare.parameters = {"scale": 2.0}
+        with torch.no_grad():
+            assert torch.equal(prepare(torch.ones(2, 4)), torch.full((2, 4), 2.0))
+    assert step.times == {"evaluation": 4}
+    assert len(recorder.notes) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import FunctionType
@@ -94,6 +94,7 @@ class _Search:
         self._beneath: Any = None  # and what it calls
         self._undecided = 0  # a module without parameters whose first result will tell what it is for
         self._preparing: dict[int, ref[Any]] = {}  # those that prepare batches, by identity
+        self._bare: dict[int, ref[Any]] = {}  # and those that hold no parameter, nor any other module
         self._closed = False  # another library may hold our replacement and call it for ever
 
     def __enter__(self) -> _Search:
@@ -357,7 +358,7 @@ class _Search:
             return False
         without_grad = not self._is_grad_enabled()
         if without_grad:
-            if recorder.current == GAP_AFTER_EVALUATION or not self._is_bare(module):
+            if recorder.current == GAP_AFTER_EVALUATION:
                 return False
         elif self._preparing.get(id(module), _nothing)() is not module:
             return False
@@ -370,16 +371,32 @@ class _Search:
         try:
             tensors = tensors_in(given)
             if without_grad:
-                return all(tensor.device.type == "cpu" for tensor in tensors)
+                if not self._is_bare(module) or self._has_module(given):
+                    return False
+                return all(tensor.device.type == "cpu" for tensor in tensors) and not is_checkpointed()
             return not any(tensor.requires_grad for tensor in tensors)
-        except Exception:  # noqa: BLE001 (what is nested in lists may be of any kind)
+        except Exception:  # noqa: BLE001 (what is nested, or a module's own, may be of any kind)
             self._recorder.broke(self._prepares_again)
             self._preparing.pop(id(args[0]), None)
             return False
 
     def _is_bare(self, module: Any) -> bool:
-        """Whether a module has nothing that can be trained, or was."""
-        return not isinstance(module, self._compiled) and next(module.parameters(), None) is None
+        """Whether a module has nothing that can be trained, or was, nor a model beside its parts: what is
+        kept in a list, `self.teacher = [teacher]`, is none of them."""
+        if self._bare.get(id(module), _nothing)() is module:
+            return True
+        if next(module.parameters(), None) is not None:
+            return False
+        for part in module.modules():
+            if isinstance(part, self._compiled):
+                return False
+            if self._has_module(held for name, held in vars(part).items() if name != "_modules"):
+                return False
+        self._bare[id(module)] = ref(module)
+        return True
+
+    def _has_module(self, things: Iterable[Any]) -> bool:
+        return any(isinstance(each, self._module) for thing in things for each in _several(thing))
 
     def _is_traced(self) -> bool:
         """Whether this call only writes down a graph, for `torch.export`, `torch.jit.trace` or `torch.fx`.
@@ -393,6 +410,13 @@ class _Search:
 
 def _nothing() -> None:
     """What a reference to a module that is gone gives."""
+
+
+def _several(thing: Any) -> Iterable[Any]:
+    """Returns what a plain list, tuple or dictionary holds, or else the thing alone."""
+    if type(thing) is dict:
+        return thing.values()
+    return thing if type(thing) in (list, tuple) else (thing,)
 
 
 def is_checkpointed() -> bool:
