@@ -293,3 +293,25 @@ def test_optimizers_of_one_tensor_each_are_to_become_one():
     found = found_in(replace(example, program=replace(example.program, optimizers=made)))["slow-optimizer"]
     assert found.summary == "AdamW updates 60 tensors one by one."
     assert found.fix == "Make one AdamW of all these tensors, with fused=True."
+
+
+def test_what_a_line_takes_in_usual_steps_is_batch_building_though_most_of_it_passes_in_long_ones():
+    line = at("rows = [near(node) for node in nodes]", 0.38, "python-loop", phase=Phase.DATA_WAIT)
+    long = Series(spike_ns={Phase.DATA_WAIT: 22e6}, spike_share={Phase.DATA_WAIT: 0.2}, period={})
+    host = HostStats(runnable_share=0.001)
+    found = found_in(
+        profile(data_wait_ms=40, series=long, host=host, where=(replace(line, irregular=0.22),))
+    )
+    assert found["step-jitter"].lost_ns_per_step == pytest.approx(22e6)
+    assert found["slow-batch-building"].lost_ns_per_step == pytest.approx(18e6)
+
+
+def test_of_tensors_in_many_groups_and_others_one_by_one_those_are_told_that_cost_more():
+    one_by_one = Optimizer(
+        kind="AdamW", num_tensors=400, num_elements=400_000, implementation="for-loop", can_fuse=True
+    )
+    in_groups = replace(one_by_one, num_elements=6_000, implementation="foreach")
+    for grouped, told in ((60, "400 tensors"), (600, "600 tensors in 600 groups")):
+        groups = replace(in_groups, num_tensors=grouped, num_groups=grouped)
+        found = found_in(profile(optimizer_ms=60, program=Program(optimizers=(one_by_one, groups))))
+        assert f"updates {told}" in found["slow-optimizer"].summary

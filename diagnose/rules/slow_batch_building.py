@@ -211,10 +211,10 @@ class SlowBatchBuilding(Rule):
         wait_ns -= sum(line.share for line in holding_up_batches(profile)) * profile.step_time_ns
         wait_ns -= between_epochs(profile)[0]
         if Phase.DATA_WAIT in long_steps_ns(profile):  # what these take is `step-jitter`'s
-            rare = irregular_batches(profile)
-            wait_ns -= sum(line.share for line in rare) * profile.step_time_ns
-            places = {(line.file, line.line) for line in rare}
-            lines = [line for line in lines if (line.file, line.line) not in places]
+            rare = {(line.file, line.line): line.share for line in irregular_batches(profile)}
+            wait_ns -= sum(rare.values()) * profile.step_time_ns
+            rest = [(line, line.share - rare.get((line.file, line.line), 0.0)) for line in lines]
+            lines = [part_of(line, share) for line, share in rest if share > 0]
             seen = sum(line.share for line in lines)
         if is_fed:
             wait_ns -= _fed_ns(profile)

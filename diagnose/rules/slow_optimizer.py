@@ -192,8 +192,12 @@ class SlowOptimizer(Rule):
         return bool(_in_groups(program) or _slow(program) or _own(program) or updating(profile))
 
     def check(self, profile: Profile) -> Finding | None:
-        of_torch = self._of_groups(profile) or self._of_torch(profile)
-        found = [each for each in (of_torch, self._of_own(profile)) if each is not None]
+        # Both may be of the same tensors: what saves more is told.
+        of_torch = [
+            each for each in (self._of_groups(profile), self._of_torch(profile)) if each is not None
+        ]
+        most = max(of_torch, key=lambda finding: finding.lost_ns_per_step, default=None)
+        found = [each for each in (most, self._of_own(profile)) if each is not None]
         return _together(*found) if len(found) > 1 else next(iter(found), None)
 
     def _of_groups(self, profile: Profile) -> Finding | None:
