@@ -212,6 +212,7 @@ def test_a_command_reaches_the_job_and_its_answer_comes_back(page: Page) -> None
     shoot(page, "run-live-control-1024-light")
 
 
+@pytest.mark.extended
 def test_the_step_time_falls_where_a_kept_fix_is_marked(page: Page) -> None:
     page.set_viewport_size({"width": 1024, "height": 900})
     go(page, "/run/live")

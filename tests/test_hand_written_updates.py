@@ -159,6 +159,7 @@ print(sum(p.sum().item() for p in model.parameters()))
 """
 
 
+@pytest.mark.extended
 def test_a_run_of_such_a_script_has_a_ledger_and_the_same_weights(tmp_path: Path):
     script = write(tmp_path / "train.py", SCRIPT)
     ended = run(*DIAGNOSE, "--quiet", script, cwd=tmp_path)

@@ -90,7 +90,7 @@ def test_a_call_that_a_descriptor_makes_is_made_as_without_us(clock):
         assert not recorder.notes
 
 
-@pytest.mark.parametrize("has_own_call", [True, False])
+@pytest.mark.parametrize("has_own_call", [pytest.param(True, marks=pytest.mark.extended), False])
 def test_a_class_of_the_script_pickles_by_value_as_without_us(clock, has_own_call):
     """As MLflow, joblib and Ray pickle what `__main__` defines."""
     import cloudpickle

@@ -169,6 +169,7 @@ def test_attention_that_torch_computes_step_by_step_is_not_said_to_be_written_ou
         assert bool(found.code) == code
 
 
+@pytest.mark.extended
 def test_the_same_script_without_a_fault_has_none_of_them(tmp_path: Path):
     found = named(profile_of("none", tmp_path))
     assert not set(found) & {*FAULTS, "unused-gradients", "unfused-attention", "padding-waste"}

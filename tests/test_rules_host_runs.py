@@ -69,7 +69,7 @@ with open(sys.argv[2] + "/spent.json", "w") as file:
     ("fault", "rule"),
     [
         ("sleep", "blocking-call"),
-        ("busy", "python-overhead"),
+        pytest.param("busy", "python-overhead", marks=pytest.mark.extended),
         pytest.param("log", "logging-io", marks=pytest.mark.extended),
         pytest.param("clip", "slow-clipping", marks=pytest.mark.extended),
         pytest.param("save", "checkpoint-stall", marks=pytest.mark.extended),

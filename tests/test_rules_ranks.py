@@ -175,6 +175,7 @@ def trained(folder: Path, script: str, *arguments: str) -> Profile:
     return diagnosed(load_profile(recorded(folder, script, *arguments, num_ranks=2)))
 
 
+@pytest.mark.extended
 def test_a_rank_that_is_slow_in_its_backward_pass_is_named(tmp_path: Path):
     profile = trained(tmp_path, SCRIPT)
     assert [ddp.rank for ddp in profile.program.ddp] == [0, 1]

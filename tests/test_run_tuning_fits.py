@@ -10,7 +10,7 @@ import pytest
 from diagnose.store.reader import read_rank
 from tests.running import DIAGNOSE, PLAIN, only_run, run, write
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.extended]
 
 FITS = """
 import gc, sys, weakref
