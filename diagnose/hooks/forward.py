@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import FunctionType
@@ -13,6 +13,7 @@ from weakref import ref
 
 from diagnose.core.job import Route
 from diagnose.core.ledger import EVALUATION, FIRST_GAP, FORWARD, GAP_AFTER, GAP_AFTER_EVALUATION
+from diagnose.hooks._bare import Bare
 from diagnose.hooks._batch import batch_size
 from diagnose.hooks._imports import after_import
 from diagnose.hooks._log import WIDTH
@@ -94,7 +95,7 @@ class _Search:
         self._beneath: Any = None  # and what it calls
         self._undecided = 0  # a module without parameters whose first result will tell what it is for
         self._preparing: dict[int, ref[Any]] = {}  # those that prepare batches, by identity
-        self._bare: dict[int, ref[Any]] = {}  # and those that hold no parameter, nor any other module
+        self._bare = Bare()
         self._closed = False  # another library may hold our replacement and call it for ever
 
     def __enter__(self) -> _Search:
@@ -371,7 +372,7 @@ class _Search:
         try:
             tensors = tensors_in(given)
             if without_grad:
-                if not self._is_bare(module) or self._has_module(given):
+                if not self._bare.is_bare(module) or self._bare.any_module(given):
                     return False
                 return all(tensor.device.type == "cpu" for tensor in tensors) and not is_checkpointed()
             return not any(tensor.requires_grad for tensor in tensors)
@@ -379,24 +380,6 @@ class _Search:
             self._recorder.broke(self._prepares_again)
             self._preparing.pop(id(args[0]), None)
             return False
-
-    def _is_bare(self, module: Any) -> bool:
-        """Whether a module has nothing that can be trained, or was, nor a model beside its parts: what is
-        kept in a list, `self.teacher = [teacher]`, is none of them."""
-        if self._bare.get(id(module), _nothing)() is module:
-            return True
-        if next(module.parameters(), None) is not None:
-            return False
-        for part in module.modules():
-            if isinstance(part, self._compiled):
-                return False
-            if self._has_module(held for name, held in vars(part).items() if name != "_modules"):
-                return False
-        self._bare[id(module)] = ref(module)
-        return True
-
-    def _has_module(self, things: Iterable[Any]) -> bool:
-        return any(isinstance(each, self._module) for thing in things for each in _several(thing))
 
     def _is_traced(self) -> bool:
         """Whether this call only writes down a graph, for `torch.export`, `torch.jit.trace` or `torch.fx`.
@@ -410,13 +393,6 @@ class _Search:
 
 def _nothing() -> None:
     """What a reference to a module that is gone gives."""
-
-
-def _several(thing: Any) -> Iterable[Any]:
-    """Returns what a plain list, tuple or dictionary holds, or else the thing alone."""
-    if type(thing) is dict:
-        return thing.values()
-    return thing if type(thing) in (list, tuple) else (thing,)
 
 
 def is_checkpointed() -> bool:

@@ -40,7 +40,8 @@ SAVED_BY_FOREACH = 0.5
 
 GROUP_TENSORS = {"fused": 0.8, "foreach": 2.5, "for-loop": 0.3}
 """What each further group of parameters adds to a step on a CPU, in tensors that are updated one by one:
-AdamW 0.8, 2.5 and 0.3, Adagrad 0.7, 3.0 and 0.25, SGD with momentum 1.3, 2.0 and 0.4."""
+AdamW 0.8 to 1.0, 2.5 to 2.7 and 0.3, Adagrad 0.7, 2.7 to 3.0 and 0.25 to 1.2, SGD with momentum 0.7 to
+1.3, 1.7 to 2.0 and 0.4, in two runs on a shared machine."""
 
 
 def saved_by_one_group(optimizer: Optimizer) -> float:
