@@ -24,6 +24,7 @@ from diagnose.analysis.late_bins import bin_width
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loaders import evaluating_of, loaders_of
 from diagnose.analysis.loading import input_stats
+from diagnose.analysis.now_and_then import now_and_then
 from diagnose.analysis.opening import with_reading
 from diagnose.analysis.own_loading import with_own_loading
 from diagnose.analysis.program import program_of
@@ -133,7 +134,10 @@ def composed(
         overhead=overhead_of(whole, manifest),
         ranks=side_by_side.profiles(),
         history=history_of(whole, first.gap_parts, side_by_side.late_ranks(window)),
-        series=summarize_series(times, rows[:, COUNTS.index("tokens")].astype(float)),
+        series=replace(
+            summarize_series(times, rows[:, COUNTS.index("tokens")].astype(float)),
+            now_and_then=now_and_then(main.meta.get("facts", {}), rows, times),
+        ),
         host=host,
         program=replace(
             side_by_side.program(sources),

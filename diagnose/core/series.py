@@ -7,6 +7,25 @@ from dataclasses import dataclass, field
 
 from diagnose.core.phases import Phase
 
+MOST_TIMES = 200
+"""So often at most it is noted that something was switched on and off again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NowAndThen:
+    """Something that is on in some steps and not in others.
+
+    Attributes:
+        times: How often it was switched on and off.
+        share: Part of the steps in which it was on, for a while at least.
+        more_ns: What each phase takes more in these steps than in the others, in nanoseconds per step of
+            all; only phases of which that is clearly more than chance.
+    """
+
+    times: int
+    share: float
+    more_ns: Mapping[Phase, float] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
@@ -23,6 +42,8 @@ class Series:
             left out; 0 unless it grew all along, and by more than chance.
         by_tokens: How closely the time of a step goes with its tokens, -1 to 1; `None` where all steps have
             as many, or it is not known how many.
+        now_and_then: What is on in some steps only: `anomaly` for torch's anomaly detection, `profiler` for
+            its profiler.
     """
 
     median_ns: Mapping[Phase, float] = field(default_factory=dict)
@@ -31,6 +52,7 @@ class Series:
     period: Mapping[Phase, int] = field(default_factory=dict)
     drift_ns: Mapping[Phase, float] = field(default_factory=dict)
     by_tokens: float | None = None
+    now_and_then: Mapping[str, NowAndThen] = field(default_factory=dict)
 
     def each_ns(self, phase: Phase) -> float | None:
         """Returns the mean nanoseconds that one spike of the phase takes more than usual."""

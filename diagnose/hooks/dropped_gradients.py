@@ -127,97 +127,103 @@ class DroppedGradientsHook(Hook):
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
-        passes = 0
-        kinds: dict[tuple[tuple[str, ...], frozenset[int]], Kind] = {}
-        timed: Kind | None = None
-        node_clock = NodeClock(recorder.clock)
-        looks = recorder.looks
-        begun_at = FIRST_PASS
-        is_short: bool | None = None  # whether the only optimizer has stepped without some gradient
-
-        def on_backward(args: tuple[Any, ...]) -> None:
-            nonlocal passes, begun_at
-            if not recorder.accumulates:
-                return
-            passes += 1
-            if passes < FIRST_PASS or not recorder.met.optimizers:
-                return
-            note_times()
-            alone = len(recorder.met.optimizers) < 2
-            if alone and is_short is None and passes < LAST_BEGIN:
-                begun_at = passes + 1
-                look_at_steps()
-                return
-            watched = [each for kind in kinds.values() for each in kind.passes]
-            if passes > LAST_LOOK or (passes > begun_at and not watched) or (alone and not is_short):
-                stop_looking_at_steps()
-                return
-            look_at_steps()
-            parameters = parameters_of(recorder)
-            for each in watched:
-                each.look(parameters, alone)
-            if len(watched) < NUM_PASSES:
-                watch(tensors_of(args), parameters)
-            elif passes == LAST_LOOK or all(
-                each.steps.keys() == each.dropped | each.used for each in watched
-            ):
-                recorder.facts["dropped"] = summarize([*kinds.values()])
-                kinds.clear()
-                stop_looking_at_steps()
-
-        def on_step(optimizer: Any) -> None:
-            nonlocal is_short
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            if is_short is None:
-                is_short = any(each.requires_grad and each.grad is None for each in parameters)
-            for kind in kinds.values():
-                for each in kind.passes:
-                    each.look_at_step(parameters)
-
-        def look_at_steps() -> None:
-            if on_step not in looks.on_step:
-                looks.on_step.append(on_step)
-
-        def stop_looking_at_steps() -> None:
-            if on_step in looks.on_step:
-                looks.on_step.remove(on_step)
-
-        def watch(losses: Sequence[Any], parameters: Mapping[int, Owned]) -> None:
-            nonlocal timed
-            passed: list[Any] = []
-            roots = [loss.grad_fn for loss in losses if loss.grad_fn]
-            nodes, truncated = walk(roots[0], passed=passed) if len(roots) == 1 else ([], True)
-            if truncated:
-                kinds.clear()
-                return
-            reached = frozenset(parameters.keys() & {node.leaf for node in nodes})
-            key = tuple(node.name for node in nodes), reached
-            timed = kinds.setdefault(key, Kind(nodes, user_frame(sys._getframe())))
-            timed.passes.append(
-                Pass(
-                    {key: parameters[key].steps for key in reached},
-                    before={key: look(parameters[key].parameter) for key in reached},
-                    in_step=recorder.in_step > 0,
-                )
-            )
-            if can_be_timed(losses):
-                node_clock.watch(passed)
-
-        def note_times() -> None:
-            nonlocal timed
-            nodes = timed.nodes if timed is not None else []
-            for index, took_ns in node_clock.times_ns().items() if nodes else ():
-                node = nodes[index]
-                node.backward_ns = min(took_ns, node.backward_ns or took_ns)
-            node_clock.forget()
-            timed = None
-
+        watch = _Watch(recorder)
         try:
-            with added(looks.on_backward, on_backward):
+            with added(recorder.looks.on_backward, watch.on_backward):
                 yield
         finally:
-            node_clock.forget()
-            stop_looking_at_steps()
+            watch.end()
+
+
+class _Watch:
+    """The passes that are watched, and what becomes of their gradients."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._passes = 0
+        self._kinds: dict[tuple[tuple[str, ...], frozenset[int]], Kind] = {}
+        self._timed: Kind | None = None
+        self._node_clock = NodeClock(recorder.clock)
+        self._begun_at = FIRST_PASS
+        self._is_short: bool | None = None  # whether the only optimizer has stepped without some gradient
+
+    def on_backward(self, args: tuple[Any, ...]) -> None:
+        recorder = self._recorder
+        if not recorder.accumulates:
+            return
+        self._passes += 1
+        if self._passes < FIRST_PASS or not recorder.met.optimizers:
+            return
+        self._note_times()
+        alone = len(recorder.met.optimizers) < 2
+        if alone and self._is_short is None and self._passes < LAST_BEGIN:
+            self._begun_at = self._passes + 1
+            self._look_at_steps()
+            return
+        watched = [each for kind in self._kinds.values() for each in kind.passes]
+        is_over = self._passes > LAST_LOOK or (self._passes > self._begun_at and not watched)
+        if is_over or (alone and not self._is_short):
+            self._stop_looking_at_steps()
+            return
+        self._look_at_steps()
+        parameters = parameters_of(recorder)
+        for each in watched:
+            each.look(parameters, alone)
+        if len(watched) < NUM_PASSES:
+            self._begin(tensors_of(args), parameters)
+        elif self._passes == LAST_LOOK or not any(each.unknown for each in watched):
+            recorder.facts["dropped"] = summarize([*self._kinds.values()])
+            self._kinds.clear()
+            self._stop_looking_at_steps()
+
+    def _on_step(self, optimizer: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self._is_short is None:
+            self._is_short = any(each.requires_grad and each.grad is None for each in parameters)
+        for kind in self._kinds.values():
+            for each in kind.passes:
+                each.look_at_step(parameters)
+
+    def _look_at_steps(self) -> None:
+        if self._on_step not in self._recorder.looks.on_step:
+            self._recorder.looks.on_step.append(self._on_step)
+
+    def _stop_looking_at_steps(self) -> None:
+        if self._on_step in self._recorder.looks.on_step:
+            self._recorder.looks.on_step.remove(self._on_step)
+
+    def _begin(self, losses: Sequence[Any], parameters: Mapping[int, Owned]) -> None:
+        """Watches another pass."""
+        passed: list[Any] = []
+        roots = [loss.grad_fn for loss in losses if loss.grad_fn]
+        nodes, truncated = walk(roots[0], passed=passed) if len(roots) == 1 else ([], True)
+        if truncated:
+            self._kinds.clear()
+            return
+        reached = frozenset(parameters.keys() & {node.leaf for node in nodes})
+        key = tuple(node.name for node in nodes), reached
+        self._timed = self._kinds.setdefault(key, Kind(nodes, user_frame(sys._getframe())))
+        self._timed.passes.append(
+            Pass(
+                {key: parameters[key].steps for key in reached},
+                before={key: look(parameters[key].parameter) for key in reached},
+                in_step=self._recorder.in_step > 0,
+            )
+        )
+        if can_be_timed(losses):
+            self._node_clock.watch(passed)
+
+    def _note_times(self) -> None:
+        nodes = self._timed.nodes if self._timed is not None else []
+        for index, took_ns in self._node_clock.times_ns().items() if nodes else ():
+            node = nodes[index]
+            node.backward_ns = min(took_ns, node.backward_ns or took_ns)
+        self._node_clock.forget()
+        self._timed = None
+
+    def end(self) -> None:
+        self._node_clock.forget()
+        self._stop_looking_at_steps()
 
 
 def parameters_of(recorder: Recorder) -> dict[int, Owned]:

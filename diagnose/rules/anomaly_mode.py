@@ -8,9 +8,16 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
+from diagnose.core.series import NowAndThen
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import stretch_of
 from diagnose.rules._examples import profile
+from diagnose.rules._now_and_then import (
+    MEASURED_BOUNDS,
+    in_some_steps,
+    of_some_steps,
+    steps_with,
+)
 from diagnose.rules.base import Rule
 
 MIN_PART = 0.5
@@ -41,6 +48,7 @@ BOUNDS = (0.4, 1.5)
 GUESS_BOUNDS = (0.1, 1.2)
 
 ON = HostStats(anomaly_share=1.0)
+IN_SOME = in_some_steps("anomaly", {Phase.FORWARD: 6e6, Phase.BACKWARD: 6e6})
 IN_BACKWARD = Program(graph=Graph(num_nodes=400, searches_nan=True))
 IN_BOTH = Program(graph=Graph(num_nodes=400, searches_nan=True, keeps_stacks=True))
 
@@ -53,18 +61,21 @@ class AnomalyMode(Rule):
     searches.
 
     ## What to do
-    Switch it off. To find where a NaN comes from, switch it on for the steps before it only.
+    Switch it off. To find where a NaN comes from, switch it on for the steps before it only. Steps in which
+    it is on now and then are compared with the others.
 
     ## When it is wrong
     While you are searching for one.
     """
 
     needs = ("host.anomaly_share",)
+    explains = ("step-jitter",)
     spoils = ("small-operators",)
     fires_on = (
         profile(host=ON),
         profile(host=ON, program=Program(graph=Graph(num_nodes=400))),
         profile(host=HostStats(anomaly_share=0.45), program=IN_BACKWARD),
+        profile(host=HostStats(anomaly_share=0.1), series=IN_SOME),
     )
     silent_on = (
         profile(),
@@ -72,11 +83,19 @@ class AnomalyMode(Rule):
         profile(host=HostStats(anomaly_share=0.45)),
         profile(host=HostStats(anomaly_share=0.2), program=IN_BACKWARD),
         profile(host=HostStats(anomaly_share=0.35), program=IN_BOTH),
+        profile(host=HostStats(anomaly_share=0.1), series=in_some_steps("anomaly", {})),
+        profile(
+            host=HostStats(anomaly_share=0.1),
+            series=in_some_steps("anomaly", {Phase.FORWARD: 9e6}, times=1),
+        ),
     )
 
     def check(self, profile: Profile) -> Finding | None:
         share = profile.host.anomaly_share
         assert share is not None
+        found = steps_with("anomaly", profile)
+        if found is not None:
+            return self._in_some_steps(found, profile) if found.more_ns else None
         graph = profile.program.graph
         around = 1.0  # that part of the step
         if graph is not None and graph.searches_nan:
@@ -115,6 +134,21 @@ class AnomalyMode(Rule):
                 f"torch.is_anomaly_enabled() was true in {format_share(share)} of the readings.",
                 f"It costs about {format_duration(total)} of each step.",
             ),
+            fix="Remove set_detect_anomaly(True), or detect_anomaly(), from the training.",
+            code="torch.autograd.set_detect_anomaly(False)",
+        )
+
+    def _in_some_steps(self, found: NowAndThen, profile: Profile) -> Finding:
+        total_ns = sum(found.more_ns.values())
+        return Finding(
+            rule=self.name,
+            summary=f"Torch's anomaly detection is on in {format_share(found.share)} of the steps, which"
+            " take much longer",
+            lost_ns=found.more_ns,
+            low_ns=MEASURED_BOUNDS[0] * total_ns,
+            high_ns=MEASURED_BOUNDS[1] * total_ns,
+            assumption="these steps would take as long as the others",
+            evidence=(of_some_steps(found),),
             fix="Remove set_detect_anomaly(True), or detect_anomaly(), from the training.",
             code="torch.autograd.set_detect_anomaly(False)",
         )

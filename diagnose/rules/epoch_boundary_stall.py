@@ -13,6 +13,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named
+from diagnose.rules._own_batches import between_epochs
 from diagnose.rules._supply import (
     KEEP_ITERATOR,
     MIN_EPOCHS,
@@ -23,7 +24,7 @@ from diagnose.rules._supply import (
 )
 from diagnose.rules._worker_examples import EPOCHS, WELL_FED, fed_by
 from diagnose.rules.base import WORTH_SHARE, Rule
-from diagnose.rules.slow_batch_building import BEGUN_SHORTLY, SERIAL, between_epochs
+from diagnose.rules.slow_batch_building import BEGUN_SHORTLY, SERIAL
 
 READ_WHOLE = re.compile(r"\blist\(\s*[\w.]*(loader|dl)\w*\s*\)", re.IGNORECASE)
 """A line that reads all batches of a loader at once trains on none of them."""

@@ -8,15 +8,22 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Optimizer, Program
+from diagnose.core.series import NowAndThen
 from diagnose.core.settings import Settings
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import stretch_of
 from diagnose.rules._examples import profile
+from diagnose.rules._now_and_then import (
+    MEASURED_BOUNDS,
+    in_some_steps,
+    of_some_steps,
+    steps_with,
+)
 from diagnose.rules._phases import STEP
 from diagnose.rules.base import Rule
 
 MIN_READINGS = 0.5
-"""A profiler with a schedule, as it should be, is on in fewer of the readings."""
+"""Of a profiler that was never switched off. One with a schedule is on in fewer of the readings."""
 
 FORWARD, BACKWARD, TENSOR, FUSED = 3.0, 7.5, 35.0, 7.5
 """Events that torch's profiler records per node of the graph, forward and backward, and per tensor of an
@@ -43,6 +50,7 @@ MOST = 0.8
 
 BOUNDS = (0.3, 1.8)
 
+IN_SOME = in_some_steps("profiler", {Phase.FORWARD: 2e6, Phase.OTHER: 10e6})
 WIDE = Program(
     graph=Graph(num_nodes=400), optimizers=(Optimizer(kind="AdamW", num_tensors=60, num_elements=1),)
 )
@@ -52,7 +60,8 @@ class ProfilerLeftOn(Rule):
     """
     ## What it means
     `torch.profiler`, `cProfile`, a debugger or a coverage tool records every operation, or every call, of
-    the whole training. That costs time in each, and memory that grows with the steps.
+    the whole training. That costs time in each, and memory that grows with the steps. Or its schedule has
+    no end: it records some of every so many steps, and works its records up each time.
 
     ## What to do
     Profile a few steps: give `torch.profiler.profile` a schedule, and leave it when that is over.
@@ -78,15 +87,24 @@ class ProfilerLeftOn(Rule):
             host=HostStats(profiler_share=0.0),
             settings=Settings(trace="cProfile", num_leaf_modules=100),
         ),
+        profile(host=HostStats(profiler_share=0.25), series=IN_SOME),
     )
     silent_on = (
         profile(host=HostStats(profiler_share=0.1)),
         profile(host=HostStats(profiler_share=0.0), program=WIDE),
+        profile(host=HostStats(profiler_share=0.25), series=in_some_steps("profiler", {})),
+        profile(
+            host=HostStats(profiler_share=0.25),
+            series=in_some_steps("profiler", {Phase.OTHER: 9e6}, times=1),
+        ),
     )
 
     def check(self, profile: Profile) -> Finding | None:
         share, trace = profile.host.profiler_share, profile.settings.trace
         assert share is not None
+        found = steps_with("profiler", profile)
+        if found is not None:
+            return self._in_some_steps(found, profile) if found.more_ns else None
         is_torchs = share >= MIN_READINGS
         if not is_torchs and not trace:
             return None
@@ -111,6 +129,21 @@ class ProfilerLeftOn(Rule):
             code="torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=2, active=5))"
             if is_torchs
             else "",
+        )
+
+    def _in_some_steps(self, found: NowAndThen, profile: Profile) -> Finding:
+        total_ns = sum(found.more_ns.values())
+        return Finding(
+            rule=self.name,
+            summary=f"torch.profiler goes on recording, in {format_share(found.share)} of the steps",
+            lost_ns=found.more_ns,
+            low_ns=MEASURED_BOUNDS[0] * total_ns,
+            high_ns=MEASURED_BOUNDS[1] * total_ns,
+            assumption="these steps would take as long as the others",
+            evidence=(of_some_steps(found), *extras(profile)),
+            fix="Record a few steps once: a schedule without `repeat` begins anew until the script ends.",
+            code="torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=2, active=5,"
+            " repeat=1))",
         )
 
 

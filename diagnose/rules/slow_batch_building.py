@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from diagnose.core.finding import Finding
@@ -14,6 +14,7 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import MIN_SAMPLES, at, bounds, holding_up_batches, named, part_of
+from diagnose.rules._own_batches import between_epochs, least_wait_ns, making, own_part, takes_batch
 from diagnose.rules._own_code import irregular_batches
 from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, supply_of
 from diagnose.rules._worker_examples import fed_by
@@ -40,16 +41,6 @@ PYTHON = {"python-loop", "log", "wait", "sync"}
 
 NO_PART = 0.02
 """A line with less of the time for batches is left out of the evidence."""
-
-AS_MUCH = 0.7
-"""Samples tell a time that fell into a few steps to a third or so; see `between_epochs`."""
-
-HALF = 0.5
-"""Of the time of the lines that make batches, without a loader; the rest may be what each step slices.
-Then the code that serves neither batch nor model has to be too little to explain it."""
-
-CLEARLY = 0.8
-"""Of the largest of these lines: if the rest takes less, that line passes at the beginning of epochs."""
 
 LEAST = 0.8
 """What slicing a finished tensor takes remains."""
@@ -199,62 +190,17 @@ class SlowBatchBuilding(Rule):
     )
 
     def check(self, profile: Profile) -> Finding | None:
-        loaders = profile.program.loaders
-        is_fed, has_workers = bool(loaders), all(loader.num_workers for loader in loaders)
-        lines = [line for line in _making(profile) if not (is_fed and _takes_batch(line))]
-        if not has_workers:  # the dataset's lines run on the training thread too
-            lines = sorted(
-                (_own_part(line) for line in lines if line.between), key=lambda line: -line.share
-            )
-        seen = sum(line.share for line in lines)
-        wait_ns = least_wait_ns(profile) - rollout_share(profile, Phase.DATA_WAIT) * profile.step_time_ns
-        wait_ns -= sum(line.share for line in holding_up_batches(profile)) * profile.step_time_ns
-        wait_ns -= between_epochs(profile)[0]
-        if Phase.DATA_WAIT in long_steps_ns(profile):  # what these take is `step-jitter`'s
-            rare = {(line.file, line.line): line.share for line in irregular_batches(profile)}
-            wait_ns -= sum(rare.values()) * profile.step_time_ns
-            rest = [(line, line.share - rare.get((line.file, line.line), 0.0)) for line in lines]
-            lines = [part_of(line, share) for line, share in rest if share > 0]
-            seen = sum(line.share for line in lines)
-        if is_fed:
-            wait_ns -= _fed_ns(profile)
-            wait_ns = min(wait_ns, seen * profile.step_time_ns)
-        drawing_ns = _drawing_ns(profile)
-        draws = drawing_ns > wait_ns
-        wait_ns = max(wait_ns, drawing_ns)
-        alone = draws and not has_workers
-        if alone:  # then the loader runs the sampler's lines, too
-            lines = _drawing(profile)
-            seen = sum(line.share for line in lines)
+        made = _made(profile)
+        if not _is_much(made, profile):
+            return None
+        lines, wait_ns = made.lines, made.wait_ns
         share = wait_ns / profile.step_time_ns
-        if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
-            return None
-        in_python = sum(line.share for line in lines if PYTHON & set(line.idiom)) / seen
-        in_packages = sum(line.share for line in lines if line.via or PYTHON & set(line.idiom)) / seen
-        # Tensor operations alone: fresh noise, an index. A worker's batch takes as long to be handed over.
-        by_torch = not is_fed and in_packages < PYTHON_PART and share < MOST_SHARE
-        if (by_torch or not has_workers) and wait_ns < MIN_HANDOVERS * HANDOVER_NS:
-            return None
-        if share < MUCH_SHARE and in_python < PYTHON_PART:
-            return None
-        shown: list[SourceLine] = [line for line in lines if line.share >= NO_PART * seen][:MAX_LINES]
+        shown = [line for line in lines if line.share >= NO_PART * made.seen][:MAX_LINES]
         lost = {Phase.DATA_WAIT: wait_ns}
         low_ns, high_ns = bounds(lost, lines)
-        does = DRAWS_ALONE if alone else DRAWS if draws else FINISHES if is_fed else MAKES
-        if any(map(is_rollout, profile.where)):
-            fix = FROM_EXPERIENCE
-        elif draws:
-            fix = "Let the sampler draw the batches of an epoch at once, in arrays, or before the loop."
-        elif is_fed:
-            fix = "Do that in the Dataset or its collate_fn, so that the workers of the DataLoader do it."
-            if not has_workers:
-                fix = "Do that in the Dataset or its collate_fn, and give the DataLoader workers to do it."
-        else:
-            maker = "this line" if _is_loops(lines[0], profile) else lines[0].function
-            fix = (
-                f"Do what {maker} does once before the loop, or in a Dataset that the workers of a"
-                " DataLoader read."
-            )
+        alone = made.draws and not made.has_workers
+        does = DRAWS_ALONE if alone else DRAWS if made.draws else FINISHES if made.is_fed else MAKES
+        by_workers = made.is_fed and made.has_workers
         return Finding(
             rule=self.name,
             summary=f"The loop {does}, which takes {format_share(share)} of each step,"
@@ -263,30 +209,98 @@ class SlowBatchBuilding(Rule):
             low_ns=min(LEAST * low_ns, wait_ns if alone else _spare_ns(profile, wait_ns)),
             high_ns=high_ns,
             assumption="batches are made beforehand, or by workers while the model computes"
-            + ("; the lower bound shares the workers and CPUs there are" if is_fed and has_workers else ""),
+            + ("; the lower bound shares the workers and CPUs there are" if by_workers else ""),
             evidence=(
-                *(() if is_fed else ("No DataLoader feeds the loop.",)),
+                *(() if made.is_fed else ("No DataLoader feeds the loop.",)),
                 *(
                     f"{format_share(line.share)} of the time in {named(line)}, {line.function}, before the"
                     f" model has its batch, about {line.num_samples} samples."
                     for line in shown
                 ),
             ),
-            fix=fix,
+            fix=_fix(made, profile),
             file=lines[0].file,
             line=lines[0].line,
         )
 
 
-def _making(profile: Profile) -> list[SourceLine]:
-    """Returns the lines that serve to make batches and neither wait nor step an environment."""
-    return [
-        line
-        for line in profile.where
-        if line.phase is Phase.DATA_WAIT
-        and not (line.in_worker or is_rollout(line))
-        and "wait" not in line.idiom
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What the training thread does for its batches.
+
+    Attributes:
+        wait_ns: What it takes of each step.
+        lines: Where, those that take longest first.
+        is_fed: Whether loaders deliver the batches.
+        has_workers: Whether each loader has workers, if there are any loaders.
+        draws: Whether most of it is to draw which samples a batch has.
+    """
+
+    wait_ns: float
+    lines: list[SourceLine]
+    is_fed: bool
+    has_workers: bool
+    draws: bool
+
+    @property
+    def seen(self) -> float:
+        """The share of the step in which the lines were seen."""
+        return sum(line.share for line in self.lines)
+
+
+def _made(profile: Profile) -> _Made:
+    loaders = profile.program.loaders
+    is_fed, has_workers = bool(loaders), all(loader.num_workers for loader in loaders)
+    lines = [line for line in making(profile) if not (is_fed and takes_batch(line))]
+    if not has_workers:  # the dataset's lines run on the training thread too
+        lines = sorted((own_part(line) for line in lines if line.between), key=lambda line: -line.share)
+    wait_ns = least_wait_ns(profile) - rollout_share(profile, Phase.DATA_WAIT) * profile.step_time_ns
+    wait_ns -= sum(line.share for line in holding_up_batches(profile)) * profile.step_time_ns
+    wait_ns -= between_epochs(profile)[0]
+    if Phase.DATA_WAIT in long_steps_ns(profile):  # what these take is `step-jitter`'s
+        rare = {(line.file, line.line): line.share for line in irregular_batches(profile)}
+        wait_ns -= sum(rare.values()) * profile.step_time_ns
+        rest = [(line, line.share - rare.get((line.file, line.line), 0.0)) for line in lines]
+        lines = [part_of(line, share) for line, share in rest if share > 0]
+    if is_fed:
+        wait_ns -= _fed_ns(profile)
+        wait_ns = min(wait_ns, sum(line.share for line in lines) * profile.step_time_ns)
+    drawing_ns = _drawing_ns(profile)
+    draws = drawing_ns > wait_ns
+    if draws and not has_workers:  # then the loader runs the sampler's lines, too
+        lines = _drawing(profile)
+    return _Made(
+        wait_ns=max(wait_ns, drawing_ns), lines=lines, is_fed=is_fed, has_workers=has_workers, draws=draws
+    )
+
+
+def _is_much(made: _Made, profile: Profile) -> bool:
+    """Whether it takes long enough, and longer than it would take to take batches over from workers."""
+    share, lines, seen = made.wait_ns / profile.step_time_ns, made.lines, made.seen
+    if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
+        return False
+    in_python = sum(line.share for line in lines if PYTHON & set(line.idiom)) / seen
+    in_packages = sum(line.share for line in lines if line.via or PYTHON & set(line.idiom)) / seen
+    # Tensor operations alone: fresh noise, an index. A worker's batch takes as long to be handed over.
+    by_torch = not made.is_fed and in_packages < PYTHON_PART and share < MOST_SHARE
+    if (by_torch or not made.has_workers) and made.wait_ns < MIN_HANDOVERS * HANDOVER_NS:
+        return False
+    return share >= MUCH_SHARE or in_python >= PYTHON_PART
+
+
+def _fix(made: _Made, profile: Profile) -> str:
+    if any(map(is_rollout, profile.where)):
+        return FROM_EXPERIENCE
+    if made.draws:
+        return "Let the sampler draw the batches of an epoch at once, in arrays, or before the loop."
+    if made.is_fed and made.has_workers:
+        return "Do that in the Dataset or its collate_fn, so that the workers of the DataLoader do it."
+    if made.is_fed:
+        return "Do that in the Dataset or its collate_fn, and give the DataLoader workers to do it."
+    maker = "this line" if _is_loops(made.lines[0], profile) else made.lines[0].function
+    return (
+        f"Do what {maker} does once before the loop, or in a Dataset that the workers of a DataLoader read."
+    )
 
 
 def _drawing_ns(profile: Profile) -> float:
@@ -306,56 +320,13 @@ def _drawing(profile: Profile) -> list[SourceLine]:
     others |= {"__getitem__", "__getitems__"}
     lines = [
         (line, line.function.split("."))
-        for line in _making(profile)
-        if not line.between and not _takes_batch(line)
+        for line in making(profile)
+        if not line.between and not takes_batch(line)
     ]
     lines = [(line, names) for line, names in lines if others.isdisjoint(names)]
     draws = {loader.sampler for loader in loaders if loader.sampler} | ITERATES
     draws |= {of for _, names in lines for of, name in pairwise(names) if name in ITERATES}
     return [line for line, names in lines if draws & set(names)]
-
-
-def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
-    """Returns how long the loop itself makes an epoch ready, per step and at least, and in which lines.
-
-    A usual step spends its time between hooked calls on something else, or on its batch: what these lines
-    take beyond all of that passes in the steps that begin an epoch, which are so much longer there. So does
-    what these steps take beyond the others, but for all that lines took anywhere which serve neither batch
-    nor model; a loss that is computed in each step makes none of them longer. Without a loader, steps that
-    come regularly begin an epoch, if they are as much longer, in all, as these lines take, or if that can
-    hardly be anything else.
-    """
-    stats, is_fed = profile.input, bool(profile.program.loaders)
-    lines = tuple(
-        _own_part(line) if is_fed else line for line in _making(profile) if line.between or not is_fed
-    )
-    if stats.epoch_start_gap_ns is None or stats.steady_gap_ns is None:
-        return 0.0, ()
-    if sum(line.num_samples for line in lines) < MIN_SAMPLES:
-        return 0.0, ()
-    seen_ns = sum(line.share for line in lines) * profile.step_time_ns
-    start_ns, others_ns = stats.epoch_start_gap_ns, profile.spent_ns(Phase.OTHER)
-    if is_fed:
-        least_ns = seen_ns - stats.steady_gap_ns
-        # Else something else begins the epoch, such as targets of a loss.
-        if AS_MUCH * seen_ns <= start_ns <= seen_ns / AS_MUCH:
-            least_ns = max(least_ns, start_ns - others_ns)
-        return max(0.0, min(start_ns, seen_ns, least_ns)), lines
-    alike = start_ns >= AS_MUCH * seen_ns
-    largest_ns = max(line.share for line in lines) * profile.step_time_ns
-    if CLEARLY * largest_ns > seen_ns - start_ns:  # else it may be what each step slices
-        alike = alike or (start_ns >= HALF * seen_ns and start_ns - others_ns >= AS_MUCH * start_ns)
-    return (min(seen_ns, start_ns), lines) if alike and start_ns <= seen_ns / AS_MUCH else (0.0, ())
-
-
-def _own_part(line: SourceLine) -> SourceLine:
-    """What of a line's time passed in the loop, not in its loader."""
-    return part_of(line, line.between)
-
-
-def _takes_batch(line: SourceLine) -> bool:
-    """Whether a line asks a loader for its batch: that time is the loader's."""
-    return line.trains or line.text.startswith(("for ", "while ")) or "next(" in line.text
 
 
 def _is_loops(line: SourceLine, profile: Profile) -> bool:
@@ -384,9 +355,3 @@ def _spare_ns(profile: Profile, made_ns: float) -> float:
     if supply.cpus:
         paces.append((made_ns + supply.own_cpu_ns + supply.worker_cpu_ns) / supply.cpus)
     return max(0.0, profile.step_time_ns - max(paces))
-
-
-def least_wait_ns(profile: Profile) -> float:
-    """Returns what each rank spends on its batches: what one alone does beyond makes it a straggler."""
-    times = [rank.phase_time_ns.get(Phase.DATA_WAIT, 0.0) for rank in profile.ranks]
-    return min([profile.spent_ns(Phase.DATA_WAIT), *times])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
+from diagnose.core.input import WorkerStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
@@ -12,6 +15,7 @@ from diagnose.rules._supply import (
     HANDOVER_NS,
     MIN_HANDOVERS,
     MIN_SHARE,
+    Supply,
     supply_of,
     with_loader_arguments,
 )
@@ -56,6 +60,23 @@ long. At a tenth two healthy jobs were accused."""
 PIECES = {"ready_batches": 2.6, "pieces": 180}
 ARRAYS = {"ready_batches": 2.6, "pieces": 29, "piped_bytes": 2_400_000}
 BUSY = HostStats(cpus=2, process_cpus=1.0, runnable_share=0.07)
+
+
+class _Slow(Enum):
+    """What takes long where a batch is handed over."""
+
+    PIPED = "arrays and texts come through a pipe"
+    NEEDLESS = "taking a batch over takes longer than making it"
+    UNPACKED = "the loop unpacks it"
+    PACKED = "the workers pack it"
+
+
+FEWER = "Let collate_fn return a few large tensors instead of many small ones or Python objects."
+FIXES = {
+    _Slow.PIPED: "Return tensors, torch.from_numpy(array): those are in memory that workers share with the"
+    " loop, and arrays go through a pipe. Leave out what the loop does not use.",
+    _Slow.NEEDLESS: "Let the training thread load: it makes a batch faster than it takes one over.",
+}
 
 
 class WorkerTransfer(WorkerRule):
@@ -123,51 +144,29 @@ class WorkerTransfer(WorkerRule):
         drawing_ns = profile.input.drawing_ns or 0.0  # of that wait, and no batch is handed over meanwhile
         if drawing_ns > DRAWN * supply.wait_ns:
             return None
-        workers = supply.workers
-        if workers.ready_batches is None:
+        taken_ns = supply.wait_ns - drawing_ns
+        slow = _slow(profile, supply, taken_ns)
+        if slow is None:
             return None
-        sending = workers.send_ns / max(1.0, workers.fetch_ns + workers.collate_ns + workers.send_ns)
-        evenly = (profile.input.burst_ns or 0.0) < EVENLY * supply.wait_ns
-        unpacking = workers.ready_batches >= READY and evenly
-        making_ns = (workers.fetch_ns + workers.collate_ns) * supply.batches
-        unpacked_ns = supply.wait_ns - drawing_ns
-        quiet = (profile.host.runnable_share or 0.0) < QUIET
-        needless = unpacking and making_ns <= NEEDLESS * unpacked_ns and quiet
-        few = workers.pieces is not None and workers.pieces <= FEW
-        many = workers.pieces is not None and workers.pieces >= MANY
-        # What workers take besides says nothing of this: finished batches wait for the loop.
-        least_ns = MIN_HANDOVERS * HANDOVER_NS * supply.batches
-        long = unpacking and many and quiet and unpacked_ns >= least_ns
-        piped = unpacking and quiet and (workers.piped_bytes or 0) >= MIN_PIPED_BYTES
-        if not (needless or piped) and (
-            workers.send_ns < (MIN_LARGE_SEND_NS if few else MIN_SEND_NS)
-            or not (long or sending >= SENDING)
-        ):
-            return None
-        fix = "Let collate_fn return a few large tensors instead of many small ones or Python objects."
-        code = ""
-        where = "the training thread unpacks them"
-        if piped:
-            lost_ns = max(0.0, unpacked_ns - HANDOVER_NS * supply.batches)
-            fix = "Return tensors, torch.from_numpy(array): those are in memory that workers share with the"
-            fix += " loop, and arrays go through a pipe. Leave out what the loop does not use."
-        elif needless:
-            lost_ns = unpacked_ns - making_ns
-            fix = "Let the training thread load: it makes a batch faster than it takes one over."
-            code = with_loader_arguments(
-                profile, supply.loader, num_workers=0, persistent_workers=None, prefetch_factor=None
-            )
-        elif unpacking:
-            lost_ns = unpacked_ns
-        else:
-            lost_ns = supply.won_ns(busy_ns=supply.busy_ns - workers.send_ns * supply.batches)
-            where = "the workers pack them"
+        lost_ns, workers = _lost_ns(slow, supply, taken_ns), supply.workers
         collected_ns = 0.0
-        if unpacking and not few:  # the objects made by it are what the collector runs for
+        if slow is not _Slow.PACKED and not _is_few(workers):  # objects that the collector runs for
             collected_ns = (profile.input.collected_share or 0.0) * profile.spent_ns(Phase.GC)
         total_ns = lost_ns + collected_ns
         if total_ns < MIN_SHARE * profile.step_time_ns:
             return None
+        evidence = [
+            f"A worker spends {format_ms(workers.send_ns)} of CPU time to send a batch"
+            f"{f' of {workers.pieces} objects' if workers.pieces else ''} and"
+            f" {format_ms(workers.fetch_ns + workers.collate_ns)} to make it.",
+            f"The loop waits {format_ms(supply.wait_ns)} of each step, with"
+            f" {workers.ready_batches:.1f} finished batches waiting on average.",
+        ]
+        if slow is _Slow.PIPED:
+            evidence.append(f"{format_bytes(workers.piped_bytes or 0)} are arrays and texts.")
+        if collected_ns:
+            evidence.append(f"The garbage collector stops it there for {format_ms(collected_ns)} more.")
+        where = "the workers pack them" if slow is _Slow.PACKED else "the training thread unpacks them"
         return Finding(
             rule=self.name,
             summary=f"Handing batches over costs {format_share(total_ns / profile.step_time_ns)} of each"
@@ -176,21 +175,58 @@ class WorkerTransfer(WorkerRule):
             low_ns=0.5 * total_ns,
             high_ns=supply.wait_ns + collected_ns,
             assumption="a batch of a few tensors is handed over in no time",
-            evidence=(
-                f"A worker spends {format_ms(workers.send_ns)} of CPU time to send a batch"
-                f"{f' of {workers.pieces} objects' if workers.pieces else ''} and"
-                f" {format_ms(workers.fetch_ns + workers.collate_ns)} to make it.",
-                f"The loop waits {format_ms(supply.wait_ns)} of each step, with"
-                f" {workers.ready_batches:.1f} finished batches waiting on average.",
-                *([f"{format_bytes(workers.piped_bytes or 0)} are arrays and texts."] if piped else []),
-                *(
-                    [f"The garbage collector stops it there for {format_ms(collected_ns)} more."]
-                    if collected_ns
-                    else []
-                ),
-            ),
-            fix=fix,
-            code=code,
+            evidence=tuple(evidence),
+            fix=FIXES.get(slow, FEWER),
+            code=with_loader_arguments(
+                profile, supply.loader, num_workers=0, persistent_workers=None, prefetch_factor=None
+            )
+            if slow is _Slow.NEEDLESS
+            else "",
             file=supply.loader.file,
             line=supply.loader.line,
         )
+
+
+def _slow(profile: Profile, supply: Supply, taken_ns: float) -> _Slow | None:
+    """Returns what of handing a batch over takes long, if that does.
+
+    Args:
+        taken_ns: What a step waits for batches, less what drawing them takes.
+    """
+    workers = supply.workers
+    if workers.ready_batches is None:
+        return None
+    making_ns = (workers.fetch_ns + workers.collate_ns) * supply.batches
+    sending = workers.send_ns / max(1.0, workers.fetch_ns + workers.collate_ns + workers.send_ns)
+    evenly = (profile.input.burst_ns or 0.0) < EVENLY * supply.wait_ns
+    quiet = (profile.host.runnable_share or 0.0) < QUIET
+    unpacking = workers.ready_batches >= READY and evenly
+    if unpacking and quiet and (workers.piped_bytes or 0) >= MIN_PIPED_BYTES:
+        return _Slow.PIPED
+    if unpacking and quiet and making_ns <= NEEDLESS * taken_ns:
+        return _Slow.NEEDLESS
+    # What workers take besides says nothing of this: finished batches wait for the loop.
+    many = workers.pieces is not None and workers.pieces >= MANY
+    long = unpacking and many and quiet and taken_ns >= MIN_HANDOVERS * HANDOVER_NS * supply.batches
+    if workers.send_ns < (MIN_LARGE_SEND_NS if _is_few(workers) else MIN_SEND_NS):
+        return None
+    if not (long or sending >= SENDING):
+        return None
+    return _Slow.UNPACKED if unpacking else _Slow.PACKED
+
+
+def _lost_ns(slow: _Slow, supply: Supply, taken_ns: float) -> float:
+    workers = supply.workers
+    match slow:
+        case _Slow.PIPED:
+            return max(0.0, taken_ns - HANDOVER_NS * supply.batches)
+        case _Slow.NEEDLESS:
+            return taken_ns - (workers.fetch_ns + workers.collate_ns) * supply.batches
+        case _Slow.UNPACKED:
+            return taken_ns
+        case _Slow.PACKED:
+            return supply.won_ns(busy_ns=supply.busy_ns - workers.send_ns * supply.batches)
+
+
+def _is_few(workers: WorkerStats) -> bool:
+    return workers.pieces is not None and workers.pieces <= FEW
