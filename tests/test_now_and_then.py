@@ -132,6 +132,14 @@ def test_what_spans_several_steps_was_on_in_each_of_them():
     assert (found.times, found.share) == (1, 0.2)
 
 
+def test_what_is_switched_on_as_a_step_ends_is_for_the_next():
+    rows, phases = steps(np.full(100, 10.0))
+    where = np.arange(5, 95, 10)
+    times = [(int(end) - MS // 2, int(end) + 5 * MS) for end in rows[where, 0]]
+    found = now_and_then({"now_and_then": {"anomaly": times}}, rows, phases)["anomaly"]
+    assert (found.times, found.share) == (9, 0.09)
+
+
 def test_steps_that_were_left_out_or_came_before_count_for_nothing():
     rows, phases = steps(noisy(100))
     times = during(rows, np.arange(0, 100, 4))

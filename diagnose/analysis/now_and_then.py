@@ -18,6 +18,10 @@ Vector = npt.NDArray[np.float64]
 LEAST_STEPS = 5
 """Of either kind: fewer tell nothing."""
 
+HARDLY = 0.1
+"""Part of a step: what is switched on in its last tenth is on in the next. A step is over where the next
+pass begins, and a script may switch on what that is to run under before."""
+
 CLEARLY = 3.0
 """Standard errors by which steps have to be longer, and phases, too."""
 
@@ -40,6 +44,8 @@ def now_and_then(
         count, known = 0, len(rows)
         for begun_ns, ended_ns in times:
             first, after = np.searchsorted(ends, begun_ns), np.searchsorted(begins, ended_ns, side="right")
+            if after - first > 1 and ends[first] - begun_ns < HARDLY * (ends[first] - begins[first]):
+                first += 1
             on[first:after] = True
             count += bool(first < after)
             if len(times) >= MOST_TIMES:  # later ones were not noted
