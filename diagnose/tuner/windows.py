@@ -66,7 +66,8 @@ def window(
     and what it has still to do when the window ends counts, in either state.
 
     Where epochs are short it spans whole ones: their beginnings take long, and a window with one more of
-    them than the next would look slower for it.
+    them than the next would look slower for it. Parts of epochs without their beginnings would be over far
+    sooner, but where steps take longer in one part of an epoch than in another they mislead.
 
     Args:
         least: The fewest steps.
