@@ -247,6 +247,7 @@ MISSING = {
     "loader-facts": ("torch.utils.data.dataloader.DataLoader", "__iter__"),
     "queue-depth": ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter"),
     "drawn-order": ("torch.utils.data.dataloader._MultiProcessingDataLoaderIter", "_try_put_index"),
+    "now-and-then": ("torch", "set_anomaly_enabled"),
 }
 
 
