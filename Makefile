@@ -9,7 +9,8 @@ PYTHON ?= python3
 ARGS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# What is imported is compiled then: to compile all there is takes longer than the rest of installing it.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 OLD_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 
 .DEFAULT_GOAL := help

@@ -162,7 +162,7 @@ def page(site: Site, tab: Page) -> Iterator[Page]:
     "address, words",
     mostly_extended(
         {name_of(address): (address, words) for address, words in PAGES.items()},
-        *map(name_of, ("/", "/run/live", "/run/live/before-after")),
+        *map(name_of, ("/", "/run/live/before-after")),
     ),
 )
 def test_a_page_opens_by_its_address_without_barriers_and_fits_a_phone(
