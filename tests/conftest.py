@@ -66,6 +66,10 @@ TORCH_REPLACES = {
     "torch.nn.modules.module.Module.__setstate__",
     # By `init_process_group`; `destroy_process_group` leaves it.
     "torch.distributed.distributed_c10d._backend",
+    # By the first use of a GPU.
+    "torch.cuda._cached_device_count",
+    "torch.cuda._initialized",
+    "torch.cuda.default_generators",
 }
 
 HOOK_TABLES = (

@@ -278,6 +278,9 @@ def test_on_a_gpu_it_trains_as_the_script_does_alone(name: str) -> None:
         model = nn.Linear(64, 64).cuda()
         optimizer = MAKERS[name](model.parameters())
         action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer], device="cuda")
+        if reason := _fused_step.why_not(optimizer):
+            assert name == "adagrad"
+            pytest.skip(reason)
         for step in range(8):
             model(torch.full((4, 64), 1.0 + step, device="cuda")).sum().backward()
             if on and step % 2:

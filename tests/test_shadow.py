@@ -144,6 +144,25 @@ def test_what_tf32_changes_in_a_model_is_measured_and_bounds_what_another_engine
     assert not checked(training, scaled(training.model.head.weight, 1.01), ROUNDING).ok, "by the outputs"
 
 
+def test_an_engine_in_tf32_in_place_of_one_that_was_not_only_rounds_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On an H200 gradients of eight channels moved by 1.5 % where the new layout had cuDNN take TF32, which
+    it had not in the old one: the script's own passes show nothing of it."""
+    monkeypatch.setattr(_shadow_step, "computes_in_tf32", lambda model, device: True)
+    training = trained(ConvNet)
+
+    def by_tf32(call: Any, args: Any, kwargs: Any) -> Any:
+        found = call(*args, **kwargs)
+        if torch.backends.cudnn.allow_tf32:
+            found.register_hook(lambda gradient: gradient * 1.015)
+        return found
+
+    verdict = checked(training, route(training.job, training.model, by_tf32), ROUNDING)
+    assert verdict.ok, verdict
+    assert verdict.reason.endswith("another order of the samples, without TF32")
+
+
 # -- what is caught
 
 

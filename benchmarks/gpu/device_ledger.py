@@ -140,6 +140,7 @@ def traced(command: list[str], rehearse: bool) -> dict[str, Any]:
         "off_share": found["off_share"],
         "worst_slot": found["worst_slot"],
         "coverage": found["coverage"],
+        "slots_ms": found["slots_ms"],
         "round_s": time.monotonic() - begun,  # a round's runs are as many, and no longer
         "cost_us": [],
         "step_us": [],
@@ -192,6 +193,7 @@ def run(
         "off_share": None,
         "worst_slot": None,
         "coverage": None,
+        "slots_ms": {},
         "syncs": {},
     }
     if trace:
@@ -228,6 +230,11 @@ def against_trace(folder: Path, job: dict[str, Any], log: Any) -> dict[str, Any]
         "off_share": abs(by_trace[worst] - by_ledger[worst]) / total_ns if total_ns else None,
         "worst_slot": SLOTS[worst],
         "coverage": covered / (len(ends) - 1),
+        "slots_ms": {  # by the trace, and by the ledger
+            SLOTS[slot]: [by_trace[slot] / 1e6, by_ledger[slot] / 1e6]
+            for slot in by_trace
+            if by_trace[slot] or by_ledger[slot]
+        },
     }
 
 

@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in two calls of less than 6 minutes each: both, and two starts of a machine, fit
 # where a rented card is held for 15 minutes. The first is of what nothing but a GPU can show.
 #
-#   benchmarks/gpu/run.sh device-tests device-ledger overhead tune    what measuring says, and costs
+#   benchmarks/gpu/run.sh device-tests device-ledger actions overhead tune    what measuring says, and costs
 #   benchmarks/gpu/run.sh                                             the kernels: what is right, then the table
 #   benchmarks/gpu/run.sh tests optimizers                            only these parts
 #   DRY_RUN=1 benchmarks/gpu/run.sh                                   every part, on a CPU: nothing is timed
@@ -33,7 +33,7 @@ SLOWER=${DRY_RUN:+12}  # an emulated device takes its time
 SLOWER=${SLOWER:-1}
 TOTAL_S=${TOTAL_S:-$((350 * SLOWER))}
 KERNELS="environment check memcheck racecheck tests prepare optimizers end-to-end"
-REST="device-tests device-ledger overhead tune"
+REST="device-tests device-ledger actions overhead tune"
 WANTED=${*:-$KERNELS${DRY_RUN:+ $REST}}
 for name in $WANTED; do
     case " $KERNELS $REST " in
@@ -157,9 +157,10 @@ tests() {
 kernel_tests() {
     local many=()
     [ -n "$DRY_RUN" ] || sees_gpu || return 77
-    if [ -z "$DRY_RUN" ] && "$PYTHON" -c 'import xdist' 2>/dev/null; then many=(-n 4); fi  # they mostly compile
+    if [ -z "$DRY_RUN" ] && "$PYTHON" -c 'import xdist' 2>/dev/null; then many=(-n 8); fi  # they mostly compile
     # One that hangs costs its worker alone.
     tests 100 thread tests/gpu/test_gpu_streams.py tests/gpu/test_gpu_optimizers.py tests/gpu/test_gpu_bits.py \
+        $([ -n "$DRY_RUN" ] || grep -l 'mark\.gpu$' tests/test_*.py) \
         ${many[@]+"${many[@]}"}
 }
 
@@ -245,6 +246,7 @@ if wanted optimizers; then
     wanted end-to-end && reserve=$((reserve + 60))
     wanted device-tests && reserve=$((reserve + 110))
     wanted device-ledger && reserve=$((reserve + 105))
+    wanted actions && reserve=$((reserve + 95))
     wanted overhead && reserve=$((reserve + 45))
     wanted tune && reserve=$((reserve + 60))
     room=$((TOTAL_S - SECONDS - reserve * SLOWER))
@@ -258,7 +260,8 @@ fi
 wanted end-to-end && part end-to-end 75 bash -c "on_gpu '$PYTHON' $gpu/end_to_end.py --out '$OUT' --steps $steps"
 wanted device-tests && part device-tests 120 bash -c device_tests
 wanted device-ledger && part device-ledger 110 \
-    bash -c "on_gpu '$PYTHON' $gpu/device_ledger.py --out '$OUT' --seconds $((92 * SLOWER))"
+    bash -c "on_gpu '$PYTHON' $gpu/device_ledger.py --out '$OUT' --seconds $((${LEDGER_S:-92} * SLOWER))"
+wanted actions && part actions 100 bash -c "on_gpu '$PYTHON' $gpu/actions.py --out '$OUT' --seconds 90"
 wanted overhead && part overhead 50 bash -c "overhead $compared"
 wanted tune && part tune 70 bash -c "tune $tuned"
 

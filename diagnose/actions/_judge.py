@@ -88,8 +88,14 @@ def cannot_check(reason: object) -> Verdict:
     return Verdict(ok=False, checked=False, reason=f"numerics cannot be checked: {reason}")
 
 
-def judge(shadow: Shadow, own: Result, changed: Result, safety: Safety) -> Verdict:
-    """Compares what the script computes itself with what it computes with an action."""
+def judge(
+    shadow: Shadow, own: Result, changed: Result, safety: Safety, in_full: Result | None = None
+) -> Verdict:
+    """Compares what the script computes itself with what it computes with an action.
+
+    Args:
+        in_full: What it computes with the action and without TF32 in convolutions, where `shadow.tf32`.
+    """
     if not finite(own.outputs) or not finite(own.gradients):
         raise CannotCheck("the script's own outputs or gradients are not finite at this step")
     same_random = own.random == changed.random
@@ -113,15 +119,22 @@ def judge(shadow: Shadow, own: Result, changed: Result, safety: Safety) -> Verdi
         verdict = _verdict(_error(own, changed), *_rounding_allowed(shadow, own))
         if verdict.ok or not shadow.tf32:
             return verdict
-        return _judge_tf32(shadow, own, changed, verdict.allowed)
+        return _judge_tf32(shadow, own, changed, in_full, verdict.allowed)
     raise CannotCheck("it is meant to change the training")
 
 
-def _judge_tf32(shadow: Shadow, own: Result, changed: Result, least: float) -> Verdict:
-    """Likewise where engines may round the inputs of products in other ways. How far a model carries that,
+def _judge_tf32(
+    shadow: Shadow, own: Result, changed: Result, in_full: Result | None, least: float
+) -> Verdict:
+    """Likewise where engines may round the inputs of products in other ways. What is the same without TF32
+    has only had another engine chosen, as the script allows. Else, how far a model carries such rounding,
     it shows itself: samples in another order are rounded alike."""
-    with _convolutions_in_full():
+    with convolutions_in_full():
         full = shadow.compute(gradients=own.sent)
+    if in_full is not None:
+        verdict = _verdict(_error(full, in_full), least, "another order of the samples, without TF32")
+        if verdict.ok:
+            return verdict
     verdicts = []
     for error, noise in zip(_errors(own, changed), _errors(own, full), strict=True):
         allowed = max(least, TF32_FLOOR * TF32, min(TF32_FACTOR * noise, TF32_CEILING))
@@ -130,7 +143,7 @@ def _judge_tf32(shadow: Shadow, own: Result, changed: Result, least: float) -> V
 
 
 @contextmanager
-def _convolutions_in_full() -> Iterator[None]:
+def convolutions_in_full() -> Iterator[None]:
     """Inside, convolutions of float32 are not TF32's. Other products stay: code would be compiled anew."""
     try:
         before = torch.backends.cudnn.allow_tf32

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from diagnose.actions._judge import Verdict, cannot_check, judge, judge_update
+from diagnose.actions._judge import Verdict, cannot_check, convolutions_in_full, judge, judge_update
 from diagnose.actions._shadow_step import Result, Shadow
 from diagnose.actions._shadow_update import ShadowUpdate
 from diagnose.actions._untouched import CannotCheck
@@ -26,7 +26,8 @@ def compare_gradients(job: Job, applied: AbstractContextManager[None], safety: S
     """Computes outputs, gradients and buffers of one step with a change and without.
 
     Nothing of the script's is different afterwards: generators, buffers, gradients, version counters.
-    Costs two forward and backward passes, and up to two more where the results are not equal bit for bit.
+    Costs two forward and backward passes, one more where convolutions may be TF32's, and up to two more
+    where the results are not equal bit for bit.
     DDP's collectives do not run; a model with others of its own is not called.
 
     Args:
@@ -50,11 +51,19 @@ def compare_gradients(job: Job, applied: AbstractContextManager[None], safety: S
                         shadow.compute(gradients=result.sent)
                         for shadow, result in zip(shadows, own, strict=True)
                     ]
+                    with convolutions_in_full():
+                        in_full = [
+                            shadow.compute(gradients=result.sent) if shadow.tf32 else None
+                            for shadow, result in zip(shadows, own, strict=True)
+                        ]
             except (CannotApply, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 (what the script would have got)
                 return _failed(error)
-            verdicts = [judge(*each, safety) for each in zip(shadows, own, changed, strict=True)]
+            verdicts = [
+                judge(shadow, result, other, safety, full)
+                for shadow, result, other, full in zip(shadows, own, changed, in_full, strict=True)
+            ]
         except CannotApply:
             raise
         except Exception as error:  # noqa: BLE001 (what cannot be computed twice cannot be compared)

@@ -116,7 +116,8 @@ def run(
     from diagnose.launch.settings import KEYS, resolve
     from diagnose.launch.supervisor import end_as
 
-    options = dict(context.params)
+    # In the context of typers before 0.28 a path is still text.
+    options = context.params | {"run_dir": run_dir, "json": json, "html": html, "apply": apply}
     script, is_module = options.pop("script"), options.pop("is_module")
     target = Target(script=script, is_module=is_module, arguments=tuple(context.args))
     settings = resolve({key: options.pop(key) for key in KEYS}, os.environ, Path.cwd())

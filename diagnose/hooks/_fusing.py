@@ -29,6 +29,8 @@ def why_not_fused(optimizer: Optimizer, models: Iterable[torch.nn.Module] = ()) 
         return f"{name} is differentiable, which a fused step is not"
     if len(devices) != 1 or not devices <= set(_get_fused_kernels_supported_devices()):
         return f"torch has no fused step on {' and '.join(sorted(devices))}"
+    if type(optimizer) is Adagrad and devices == {"cuda"} and not adagrad_fuses_on_cuda():
+        return "this torch has no fused Adagrad on cuda"
     if any(type(p) not in (torch.nn.Parameter, torch.Tensor) for p in params):
         return "some parameters are of a class of their own"
     if not all(p.is_floating_point() for p in params):
@@ -40,6 +42,12 @@ def why_not_fused(optimizer: Optimizer, models: Iterable[torch.nn.Module] = ()) 
     if not all(isinstance(step, torch.Tensor) and step.dtype is torch.float32 for step in steps):
         return "some parameters count their steps in another type than float32"
     return why_sparse(optimizer, models)
+
+
+def adagrad_fuses_on_cuda() -> bool:
+    """Whether this torch does: 2.11 has the step refuse it, by an argument to the check that it calls."""
+    constants = Adagrad._init_group.__code__.co_consts
+    return not any("cuda_unsupported" in names for names in constants if isinstance(names, tuple))
 
 
 def momenta(optimizer: Optimizer) -> list[bool]:

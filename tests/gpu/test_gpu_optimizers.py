@@ -207,11 +207,11 @@ def test_a_scaler_skips_the_step_with_an_infinity(clip: Any, place: torch.device
     assert_equal(ends[1], ends[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_under_a_scaler_gradients_end_as_with_torchs_fused_step_also_where_it_is_skipped(
     dtype: torch.dtype, place: torch.device
 ) -> None:
-    """Bit for bit, by a factor that divides with a remainder."""
+    """Bit for bit, by a factor that divides with a remainder. Torch scales no bfloat16 on a GPU."""
     ends: list[list[torch.Tensor]] = []
     for on in (False, True):
         params = params_on(place, dtype)
