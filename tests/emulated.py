@@ -31,7 +31,7 @@ FLAGS = (
     "-shared",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
-    "-U_FORTIFY_SOURCE",  # which Ubuntu's g++ defines: a jump from one fiber's stack to another's would abort
+    "-U_FORTIFY_SOURCE",  # Ubuntu's g++ sets it: a jump from one fiber's stack to another's would abort
     "-w",
 )
 SANITIZERS = (

@@ -267,6 +267,7 @@ def test_a_fresh_reducer_may_take_what_the_allocator_of_its_gpu_keeps(monkeypatc
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda index: stats)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
     refusal = pytest.raises(CannotApply, match=r"^a fresh reducer needs 1 MiB, and 1 MiB are free$")
     with refusal if refused else nullcontext():
         DdpBucketSize().check(Job(models=[model]))

@@ -161,11 +161,13 @@ class Allocators:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.levels = {FIRST.index: [79 * GIB, 79 * GIB], SECOND.index: [10 * GIB, 20 * GIB]}
         self.reserved, self.ooms, self.retries = 24 * GIB, 0, 0
+        self.allowed = 1.0
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self.stats)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * GIB, 80 * GIB))
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: self.allowed)
         monkeypatch.setattr(_allocator, "_ours", defaultdict(dict))
         monkeypatch.setattr(_allocator, "_peaks", defaultdict(dict))
 
@@ -199,6 +201,13 @@ JOB = Job(device="cuda", torch_device=SECOND)
 def test_memory_is_that_of_the_models_gpu(allocators):
     assert free_share(JOB) == 0.75
     assert free_at_peak(JOB) == 54 * GIB
+
+
+@pytest.mark.parametrize("allowed, free", [(0.5, 20), (0.3, 4), (0.2, 4)])
+def test_memory_is_no_more_than_the_script_has_told_its_allocator_to_take(allocators, allowed, free):
+    allocators.allowed = allowed
+    assert free_share(JOB) == pytest.approx(1 - 20 / (80 * allowed))
+    assert free_at_peak(JOB) == free * GIB
 
 
 def test_an_allocator_that_tells_nothing_is_no_free_memory(allocators, monkeypatch):

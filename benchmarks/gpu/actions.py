@@ -1,10 +1,10 @@
-"""Each fix that needs a GPU, tried alone on a live job by the tuner: was it put in force, judged and undone?
+"""Each fix that needs a GPU, tried alone on a live job: was it put in force, judged and undone?
 
-    python benchmarks/gpu/actions.py --out out [--seconds 90] [--beside 6] [--dry-run] [NAME ...]
+    python benchmarks/gpu/actions.py --out out [--seconds 90] [--beside 15] [--dry-run] [NAME ...]
 
-`diagnose run --tune --only NAME` of `actions_job.py`, several at once: what is asked is what works, and the
-speedups that are printed come from a shared GPU. Fails where a run ends badly, something of ours failed, or an
-action that had to be measured was not.
+`diagnose run --tune --only NAME` of `actions_job.py`, many at once: what is asked is what works, and the
+speedups that are printed come from a shared GPU. Fails where a run ends badly, something of ours failed, or
+an action that had to be measured was not.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
-SHORT = ["gpt", "--ballast", "0.97"]
+SHORT = ["gpt", "--short"]
 ACTIONS: dict[str, list[str]] = {
     "regional-compile": ["gpt"],
-    "oom-replay": SHORT,
+    "oom-replay": [*SHORT, "--large"],
     "activation-checkpointing": SHORT,
     "save-on-cpu": SHORT,
     "autocast-bf16": ["gpt"],
@@ -40,10 +40,10 @@ ACTIONS: dict[str, list[str]] = {
     "optimizer-in-backward": SHORT,
     "ddp-bf16-hook": ["ddp"],
 }
-"""By name: the job's arguments. What takes longest first; those short of memory alone with each other."""
+"""By name: the job's arguments. What takes longest comes first."""
 
 MAY_REFUSE = {"ddp-bf16-hook": "one rank"}
-"""Actions that a single GPU cannot show, run for what the hooks make of the job, and the word they refuse with."""
+"""What a single GPU cannot show, run for what the hooks make of the job, and with which word it refuses."""
 
 LOOKED_FOR = ("measuring failed in", "is not read any more", "at installation")
 """Parts of notes that say that something of ours failed."""
@@ -52,11 +52,9 @@ LOOKED_FOR = ("measuring failed in", "is not read any more", "at installation")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("out"))
-    parser.add_argument(
-        "--seconds", type=float, default=90.0, help="of all the time; a run may take half of it"
-    )
-    parser.add_argument("--beside", type=int, default=6, help="runs at once")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seconds", type=float, default=90.0, help="of all the time")
+    parser.add_argument("--beside", type=int, default=15, help="runs at once")
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--dry-run", action="store_true", help="on a CPU, where most refuse")
     parser.add_argument("actions", nargs="*", choices=[*ACTIONS, []], metavar="NAME")
     args = parser.parse_args()
@@ -69,20 +67,12 @@ def main() -> int:
     print("| action | job | outcome | speedup | reason |\n|---|---|---|--:|---|")
 
     def one(name: str) -> None:
-        found[name] = tried(name, args.steps, min(args.seconds / 2, until - time.monotonic()), args.dry_run)
+        found[name] = tried(name, args.steps, until - time.monotonic(), args.dry_run)
+        (args.out / "actions.json").write_text(json.dumps(dict(found), indent=1) + "\n", encoding="utf-8")
         print(line(name, found[name]), flush=True)
 
-    short = [name for name in names if ACTIONS[name] is SHORT]
-
-    def in_turn() -> None:
-        for name in short:
-            one(name)
-
     with ThreadPoolExecutor(args.beside) as pool:
-        first = [pool.submit(in_turn)] if short else []
-        for done in [*first, *(pool.submit(one, name) for name in names if name not in short)]:
-            done.result()
-    (args.out / "actions.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        list(pool.map(one, names))
     bad = [name for name in names if found[name]["bad"] and not args.dry_run]
     for name in bad:
         print(f"{name}: {found[name]['bad']}\n{found[name]['stderr']}")
@@ -100,15 +90,8 @@ def tried(name: str, steps: int, seconds: float, rehearse: bool) -> dict[str, An
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.json"
         words = [sys.executable, "-m", "diagnose", "run", "--tune", "--only", name, "--allow", "precision"]
-        words += [
-            "--allow",
-            "training",
-            "--json",
-            str(report),
-            "--run-dir",
-            scratch,
-            str(HERE / "actions_job.py"),
-        ]
+        words += ["--allow", "training", "--json", str(report), "--run-dir", scratch]
+        words += [str(HERE / "actions_job.py")]
         words += [*ACTIONS[name], "--steps", str(20 if rehearse else steps), *["--cpu"] * rehearse]
         try:
             ended = subprocess.run(words, capture_output=True, text=True, timeout=seconds, cwd=ROOT)

@@ -1,6 +1,6 @@
 """The job of `actions.py`: a small GPT, or a network of convolutions, as users write them.
 
-python benchmarks/gpu/actions_job.py gpt|conv|ddp [--steps 1500] [--ballast 0.95] [--cpu]
+python benchmarks/gpu/actions_job.py gpt|conv|ddp [--steps 1000] [--short] [--large] [--cpu]
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 VOCABULARY = 96
-LENGTH = 128
-WIDTH = 512
+LENGTH = 64
+WIDTH = 256
 
 
 class Block(nn.Module):
-    def __init__(self, heads: int = 8) -> None:
+    def __init__(self, heads: int = 4) -> None:
         super().__init__()
         self.heads = heads
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, layers: int = 6) -> None:
+    def __init__(self, layers: int = 4) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(layers))
@@ -68,15 +68,16 @@ class Conv(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=("gpt", "conv", "ddp"))
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--ballast", type=float, default=0.0, help="share of the memory in other use")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--short", action="store_true", help="hardly more memory than it needs")
+    parser.add_argument("--large", action="store_true", help="some batches need far more than there is")
     parser.add_argument("--cpu", action="store_true", help="small, and without a GPU")
     args = parser.parse_args()
     torch.manual_seed(0)
     device = torch.device("cpu" if args.cpu else "cuda")
     rows = 2 if args.cpu else 32
     if args.model == "conv":
-        size = 8 if args.cpu else 64
+        size = 8 if args.cpu else 32
         inputs, targets = torch.randn(8 * rows, 3, size, size), torch.randint(VOCABULARY, (8 * rows,))
     else:
         length = 8 if args.cpu else LENGTH
@@ -90,21 +91,20 @@ def main() -> None:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=rows, shuffle=True)
-    held: list[Tensor] = []
     step = 0
     while step < args.steps:
         for x, y in loader:
             x, y = x.to(device), y.to(device)
+            if args.large and step % 100 == 99:
+                x, y = x.repeat(8, 1), y.repeat(8, 1)
             loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-            if step == 5 and args.ballast:
-                free, total = torch.cuda.mem_get_info()
-                held.append(
-                    torch.empty(int(free - (1 - args.ballast) * total), dtype=torch.uint8, device=device)
-                )
+            if step == 5 and args.short:
+                limit = 1.05 * torch.cuda.max_memory_reserved()
+                torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
             if step % 100 == 0:
                 print(f"step {step}: loss {loss.item():.4f}", flush=True)
             if step == args.steps:

@@ -226,7 +226,7 @@ together=()
 wanted environment && { part environment 120 bash -c "on_gpu '$PYTHON' $gpu/environment.py --out '$OUT'" & together+=($!); }
 wanted check && { part check 90 bash -c "on_gpu '$PYTHON' $gpu/check.py" & together+=($!); }
 wanted tests && { part tests 130 bash -c kernel_tests & together+=($!); }
-wanted prepare && { part prepare 130 bash -c "on_gpu '$PYTHON' $gpu/optimizers.py --prepare all --minutes $((2 * SLOWER))" & together+=($!); }
+wanted prepare && { part prepare 130 bash -c "on_gpu '$PYTHON' $gpu/optimizers.py --prepare all --minutes $((${PREPARE_S:-120} * SLOWER / 6))e-1" & together+=($!); }
 wanted memcheck && { part memcheck 130 bash -c 'sanitizer memcheck 1' & together+=($!); }
 wanted racecheck && { part racecheck 130 bash -c 'sanitizer racecheck 2' & together+=($!); }
 ((${#together[@]})) && wait "${together[@]}"
@@ -249,7 +249,7 @@ if wanted optimizers; then
     wanted actions && reserve=$((reserve + 95))
     wanted overhead && reserve=$((reserve + 45))
     wanted tune && reserve=$((reserve + 60))
-    room=$((TOTAL_S - SECONDS - reserve * SLOWER))
+    room=${OPTIMIZERS_S:-$((TOTAL_S - SECONDS - reserve * SLOWER))}
     if ((room < 60)); then room=60; fi
     minutes=$((room / 60)).$((room % 60 * 10 / 60))
     state_of_gpu "before optimizers"

@@ -34,7 +34,7 @@ def free_share(job: Job) -> float | None:
     """Returns the part of the device's memory that no step has needed yet; on a CPU what is free now."""
     if job.device == "cuda":
         peak = allocator_of(job)["peak_allocated_bytes"]
-        return 1 - peak / torch.cuda.mem_get_info(job.torch_device)[1]
+        return 1 - peak / _allowed_bytes(job)
     return _free_of_host() if job.device == "cpu" else None
 
 
@@ -42,7 +42,14 @@ def free_at_peak(job: Job) -> float:
     """Returns the bytes of the job's GPU that no step has needed yet: the driver's, and the allocator's."""
     told = allocator_of(job)
     cached = told["reserved_bytes"] - told["peak_allocated_bytes"]
-    return torch.cuda.mem_get_info(job.torch_device)[0] + max(0, cached)
+    free = min(torch.cuda.mem_get_info(job.torch_device)[0], _allowed_bytes(job) - told["reserved_bytes"])
+    return max(0.0, free) + max(0, cached)
+
+
+def _allowed_bytes(job: Job) -> float:
+    """All of the GPU's memory, or what the script has told its allocator to make do with."""
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)(job.torch_device)
+    return share * torch.cuda.mem_get_info(job.torch_device)[1]
 
 
 def allocator_of(job: Job) -> Mapping[str, int]:
