@@ -1,6 +1,7 @@
 """What measuring adds to a step, to the start and to the end, each by itself.
 
-    python benchmarks/overhead_parts.py [--seconds 60] [--starts 12] [--markdown docs/overhead-parts.md]
+    python benchmarks/overhead_parts.py [--seconds 60] [--starts 12] [--device cuda]
+        [--step-ms 1 10 100] [--markdown docs/overhead-parts.md]
 
 `overhead.py` compares whole runs, as a user would, and beside other tools; but on a shared machine two runs
 of the same job differ by more than what is to be found. So here:
@@ -9,7 +10,8 @@ of the same job differ by more than what is to be found. So here:
   wrappers and hooks of torch's are taken out or put back, and the sampler's timer is stopped or started. A
   block of steps with it is compared with the blocks without before and after, milliseconds away; the first
   half of a block, in which caches fill, does not count. What is left out: what the flusher's thread, on
-  another core, does to the shared caches.
+  another core, does to the shared caches. On a GPU, also without the events by which the device's clock is
+  read; there the thread waits, and the wall's time is the one that counts.
 - *Start and end*: a job of a few steps notes when its first line ran, when torch was imported and when its
   last line ran. With and without `diagnose` alternate.
 """
@@ -42,9 +44,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60, help="of each step length")
     parser.add_argument("--starts", type=int, default=12, help="pairs of short jobs")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--step-ms", type=int, nargs="+", default=list(STEP_MS), choices=STEP_MS)
     parser.add_argument("--markdown", type=Path, help="also write the tables to this file")
     args = parser.parse_args()
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, no GPU, Python {platform.python_version()}"
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, {gpu(args.device)}, "
+    machine += f"Python {platform.python_version()}"
     text = "\n".join(
         [
             "# What measuring adds, part by part",
@@ -53,9 +58,9 @@ def main() -> None:
             f"{date.today()}, {machine}, torch {version()}. Steps: trimmed mean over pairs of blocks with "
             "and without, standard error. Start and end: median and range.",
             "",
-            "| step | bare, us of main-thread CPU | diagnose adds | part of the step | pairs |",
-            "|---|---|---|---|---|",
-            *(steps(step_ms, args.seconds) for step_ms in STEP_MS),
+            "| step | bare, us of CPU time | diagnose adds | part of the step | to the wall | pairs |",
+            "|---|---|---|---|---|---|",
+            *(row for step_ms in args.step_ms for row in steps(step_ms, args.seconds, args.device)),
             "",
             "| start and end, seconds | bare | diagnose adds |",
             "|---|---|---|",
@@ -77,20 +82,40 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def steps(step_ms: int, seconds: int) -> str:
-    """Returns the row of one step length."""
+def gpu(device: str) -> str:
+    """Names the GPU that is used."""
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else "no GPU"
+
+
+def steps(step_ms: int, seconds: int, device: str) -> list[str]:
+    """Returns the rows of one step length, and what the recorder says of itself."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(JOB), "steps", folder, str(step_ms), str(seconds)]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-    blocks = json.loads(done.stdout)  # without and with in turn, without at both ends
-    triples = zip(blocks[0:-2:2], blocks[1:-1:2], blocks[2::2], strict=True)
-    added = sorted(with_ - (before + after) / 2 for before, with_, after in triples)
-    bare = statistics.median(blocks[::2])
-    mean, error = trimmed_mean(added)
-    return (
-        f"| {step_ms} ms | {bare:,.0f} | {mean:+,.0f} ± {error:,.0f} "
-        f"| {mean / bare:+.1%} ± {error / bare:.1%} | {len(added)} |"
-    )
+        command = [sys.executable, str(JOB), "steps", folder, str(step_ms), str(seconds), device]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found = json.loads(done.stdout)
+    blocks = found["blocks"]  # without and with in turn, without at both ends
+    bare, bare_wall = (statistics.median(block[place] for block in blocks[::2]) for place in (1, 2))
+    rows = []
+    for state in dict.fromkeys(block[0] for block in blocks[1::2]):
+        triples = [
+            t for t in zip(blocks[:-2:2], blocks[1:-1:2], blocks[2::2], strict=True) if t[1][0] == state
+        ]
+        (mean, error), (wall, wall_error) = (
+            trimmed_mean(sorted(b[place] - (a[place] + c[place]) / 2 for a, b, c in triples))
+            for place in (1, 2)
+        )
+        rows.append(
+            f"| {step_ms} ms{state.removeprefix('on')} | {bare:,.0f} | {mean:+,.0f} ± {error:,.0f} "
+            f"| {mean / bare:+.1%} ± {error / bare:.1%} "
+            f"| {wall:+,.0f} ± {wall_error:,.0f} of {bare_wall:,.0f} | {len(triples)} |"
+        )
+    account = ", ".join(f"{name} {value:,.4g}" for name, value in found["own account"].items())
+    print(f"{step_ms} ms: {account}", file=sys.stderr)
+    return rows
 
 
 def trimmed_mean(values: list[float]) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """The jobs of `overhead_parts.py`: a loop in which the measuring is switched off and on, and a short one.
 
-overhead_parts_job.py steps FOLDER STEP_MS SECONDS     prints the blocks' microseconds per step
-overhead_parts_job.py start FILE                       leaves there when its parts ran
+overhead_parts_job.py steps FOLDER STEP_MS SECONDS DEVICE     prints the blocks' microseconds per step
+overhead_parts_job.py start FILE                              leaves there when its parts ran
 """
 
 import time
@@ -23,6 +23,10 @@ IMPORTED = time.time()
 
 BLOCK = {1: 30, 10: 8, 100: 4}
 """Steps of a block by the step's length in milliseconds; the first half does not count."""
+
+OFF, ON, HOST = "off", "on", "on, without the device's clock"
+TURNS = {"cpu": (OFF, ON), "cuda": (OFF, ON, OFF, HOST)}
+"""What is measured in turn."""
 
 WARMUP = 80
 """Steps before: the hooks look around in the first 64."""
@@ -59,10 +63,38 @@ class Switch:
         self._hooks: list[Any] = []
         self._callbacks: list[Any] = []
         self._timer: Any = None
+        self._diverted: Any = None
 
     def seen(self) -> tuple[int, int]:
         """Returns how many steps and samples have been recorded."""
         return self._recorder.steps, self._sampler.count
+
+    def own_account(self) -> dict[str, float]:
+        """What the recorder itself says of its parts: microseconds, and events of a device so far."""
+        ledger = self._recorder.device
+        begun = time.perf_counter_ns()
+        for _ in range(1000):
+            time.perf_counter_ns()
+        reading_us = (time.perf_counter_ns() - begun) / 1e6
+        account = {"reading a clock, us": reading_us, "steps": self._recorder.steps}
+        if ledger is not None:
+            account |= {"recording an event, us": ledger.event_ns / 1000, "events": ledger.events}
+        return account
+
+    def turn(self, state: str) -> None:
+        """Goes into one of `TURNS`; from `OFF` to another and back."""
+        if state == OFF:
+            if self._diverted is not None:
+                self._recorder.log.divert(*self._diverted)
+                self._diverted = None
+            self.off()
+            return
+        self.on()
+        if state == HOST:
+            log, ledger = self._recorder.log, self._recorder.device
+            assert ledger is not None and ledger.on, ledger and ledger.gave_up
+            self._diverted = log.append, log.close
+            log.divert(*ledger._host)
 
     def off(self) -> None:
         """Takes everything out."""
@@ -96,42 +128,46 @@ class Switch:
         self._sampler.vary()
 
 
-def steps(folder: str, step_ms: int, seconds: int) -> None:
-    """Trains, and prints what the blocks took."""
+def steps(folder: str, step_ms: int, seconds: int, device: str) -> None:
+    """Trains, and prints what the blocks took: state, the thread's own time, and the clock's."""
     from overhead_job import parts
 
     switch = Switch(folder)
-    model, loader, optimizer, criterion = parts(step_ms)
+    model, loader, optimizer, criterion = parts(step_ms, device)
 
-    def train() -> Iterator[int]:
+    def train() -> Iterator[tuple[int, int]]:
         while True:
             for x, y in loader:
+                if device != "cpu":
+                    x, y = x.to(device), y.to(device)
                 optimizer.zero_grad()
                 loss = criterion(model(x), y)
                 loss.backward()
                 optimizer.step()
-                yield time.thread_time_ns()
+                yield time.thread_time_ns(), time.perf_counter_ns()
 
     ended = train()
     for _ in range(WARMUP):
         next(ended)
-    blocks, size, is_on = [], BLOCK[step_ms], True
+    blocks: list[tuple[str, float, float]] = []
+    size, turns = BLOCK[step_ms], TURNS[device]
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or not len(blocks) % 2 or is_on:
-        switch.off() if is_on else switch.on()
-        is_on = not is_on
+    while time.perf_counter() < end or not blocks or blocks[-1][0] != OFF:
+        state = turns[len(blocks) % len(turns)]
+        switch.turn(state)
         before = switch.seen()
         times = [next(ended) for _ in range(size)]
         after = switch.seen()
         # The last step of a block ends in the next one, so one is missing; a signal may be on its way.
-        if is_on and after[0] < before[0] + size - 1:
+        if state != OFF and after[0] < before[0] + size - 1:
             raise RuntimeError(f"only {after[0] - before[0]} of {size} steps were recorded while on")
-        if not is_on and (after[0] > before[0] or after[1] > before[1] + 1):
+        if state == OFF and (after[0] > before[0] or after[1] > before[1] + 1):
             raise RuntimeError(f"recorded while off: {before} became {after}")
         half = size // 2
-        blocks.append((times[-1] - times[half - 1]) / (size - half) / 1000)
+        took = [(b - a) / (size - half) / 1000 for a, b in zip(times[half - 1], times[-1], strict=True)]
+        blocks.append((state, took[0], took[1]))
     switch.on()
-    print(json.dumps(blocks))
+    print(json.dumps({"blocks": blocks, "own account": switch.own_account()}))
 
 
 def start(file: str) -> None:
@@ -149,6 +185,6 @@ def start(file: str) -> None:
 if __name__ == "__main__":
     what, *rest = sys.argv[1:]
     if what == "steps":
-        steps(rest[0], int(rest[1]), int(rest[2]))
+        steps(rest[0], int(rest[1]), int(rest[2]), rest[3])
     else:
         start(rest[0])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from diagnose.analysis.copies import copies_of
+from diagnose.analysis.copies import CALL_NS, SLOWEST_BYTES_PER_S, copies_of
 from diagnose.analysis.device import device_of
 from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.retries import retry_ns
@@ -224,7 +224,9 @@ def test_the_same_tensor_unchanged_is_a_constant_with_its_line(monkeypatch):
     assert copies.constant_bytes == pytest.approx(4 * 500, rel=0.02)
     assert copies.constant_file == __file__
     assert "mask[:500]" in Path(__file__).read_text().splitlines()[copies.constant_line - 1]
-    assert 0 < copies.constant_ns < copies.to_device_ns == 8.0 * MS
+    at_most_ns = 3 * CALL_NS + 10_000 / SLOWEST_BYTES_PER_S * 1e9
+    assert at_most_ns < 8 * MS, "which the device spent between the events, on other programs then"
+    assert 0 < copies.constant_ns < copies.to_device_ns == at_most_ns
 
 
 def test_bytes_from_the_device_are_counted_with_their_line(monkeypatch):
@@ -289,7 +291,7 @@ def test_heat_is_found_from_readings_alone():
 
 def test_a_bad_slot_is_found_where_the_device_waits_for_copies():
     slow = [reading(pcie_width=4, pcie_generation=1)] * 5
-    sites = [{"kind": "sent", "file": "", "line": 0, **dict.fromkeys(SENT, 0), "bytes": 4_000_000, "ns": 9}]
+    sites = [{"kind": "sent", "file": "", "line": 0, **dict.fromkeys(SENT, 0), "bytes": 400_000_000, "ns": 9}]
     whole = log(slow, copies={"num_steps": 10, "sites": sites})
     for copying_ms, expected in ((30, {"degraded-link"}), (1, set())):
         copies = copies_of(by_device(whole, copying_ms * MS), 0)

@@ -68,9 +68,11 @@ def ledger_of(
     ) -> dict[str, Any]:
         nonlocal now
         now += 4
-        traced = {"off_share": 0.01, "worst_slot": "forward", "coverage": 1.0} if trace else {}
+        traced = (
+            {"off_share": 0.01, "worst_slot": "forward", "coverage": 1.0, "slots_ms": {}} if trace else {}
+        )
         median_us = 1000 + cost_us * (clock == "on")
-        return {"median_us": median_us, "event_us": 2.0, "syncs": {}, **traced}
+        return {"median_us": median_us, "event_us": 2.0, "syncs": {}, **(traced if trace else {})}
 
     patch.setattr(benchmark, "run", run)
     patch.setattr(benchmark.time, "monotonic", lambda: now)

@@ -1,6 +1,6 @@
 """The job of `actions.py`: a small GPT, or a network of convolutions, as users write them.
 
-python benchmarks/gpu/actions_job.py gpt|conv|ddp [--steps 1000] [--short] [--large] [--cpu]
+python benchmarks/gpu/actions_job.py gpt|conv|ddp [--steps 1000] [--workers 2] [--short] [--large] [--math]
 """
 
 from __future__ import annotations
@@ -69,11 +69,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=("gpt", "conv", "ddp"))
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--math", action="store_true", help="attention by torch's slowest kernel alone")
     parser.add_argument("--short", action="store_true", help="hardly more memory than it needs")
     parser.add_argument("--large", action="store_true", help="some batches need far more than there is")
     parser.add_argument("--cpu", action="store_true", help="small, and without a GPU")
     args = parser.parse_args()
     torch.manual_seed(0)
+    for kind in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{kind}_sdp")(not args.math)
     device = torch.device("cpu" if args.cpu else "cuda")
     rows = 2 if args.cpu else 32
     if args.model == "conv":
@@ -90,12 +94,14 @@ def main() -> None:
         torch.distributed.init_process_group("gloo" if args.cpu else "nccl")
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    loader = DataLoader(TensorDataset(inputs, targets), batch_size=rows, shuffle=True)
+    loader = DataLoader(
+        TensorDataset(inputs, targets), batch_size=rows, shuffle=True, num_workers=args.workers
+    )
     step = 0
     while step < args.steps:
         for x, y in loader:
             x, y = x.to(device), y.to(device)
-            if args.large and step % 100 == 99:
+            if args.large and step > args.steps // 2 and step % 100 == 99:
                 x, y = x.repeat(8, 1), y.repeat(8, 1)
             loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
             loss.backward()
@@ -103,7 +109,7 @@ def main() -> None:
             optimizer.zero_grad()
             step += 1
             if step == 5 and args.short:
-                limit = 1.05 * torch.cuda.max_memory_reserved()
+                limit = 1.05 * torch.cuda.max_memory_allocated()
                 torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
             if step % 100 == 0:
                 print(f"step {step}: loss {loss.item():.4f}", flush=True)

@@ -67,6 +67,8 @@ class Traced:
                 activities.append(ProfilerActivity.CUDA)
             self._profiler = profile(activities=activities)
             self._profiler.start()
+            import device_ledger_truth  # noqa: F401 - a collection amid this import would come to `_append`
+
             self._before = recorder.log.append, recorder.log.close
             recorder.log.divert(self._append, self._close)
         elif recorder.steps == LAST:

@@ -15,6 +15,11 @@ from diagnose.store.reader import RankLog
 MIN_STEPS = 5
 """Steps whose copies were looked at: fewer may not be like the others."""
 
+SLOWEST_BYTES_PER_S = 0.5e9
+CALL_NS = 100_000
+"""A copy takes no longer than this: half of what two lanes of the slowest PCIe in use carry, and what a call
+itself takes. Beyond that the device did something else between the two events: other programs' work."""
+
 LANE_BYTES_PER_S = {1: 250e6, 2: 500e6, 3: 985e6, 4: 1_969e6, 5: 3_938e6, 6: 7_563e6, 7: 15_125e6}
 """What a lane of each PCIe generation carries in one direction, its encoding taken off."""
 
@@ -39,19 +44,20 @@ def copies_of(log: RankLog, warmup: int) -> Copies:
         sites = looked.get("sites", ())
         sent = [site for site in sites if site["kind"] == "sent"]
         fetched = [site for site in sites if site["kind"] == "fetched"]
-        figures |= _sent(sent, steps, _to_device_ns(log, warmup, sent, fetched))
+        figures |= _sent(sent, steps, _to_device_ns(log, warmup, sent, fetched, steps))
         figures |= _fetched(fetched, steps)
     return Copies(**figures, **_link(driver_readings(log, warmup), facts.get("nvml") or {}))
 
 
-def _to_device_ns(log: RankLog, warmup: int, sent: Sites, fetched: Sites) -> float | None:
+def _to_device_ns(log: RankLog, warmup: int, sent: Sites, fetched: Sites, steps: int) -> float | None:
     """Divides what the device's clock charges to `copy` by bytes: both directions are about as fast."""
     rows = log.steps[warmup:]
     if not log.meta.get(BY_DEVICE) or not len(rows):
         return None
     charged = _sum(sent, "bytes")
     both = charged + _sum(fetched, "charged_bytes")
-    return float(rows[:, COLUMNS.index(Phase.COPY.value)].mean()) * (charged / both if both else 0.0)
+    took_ns = float(rows[:, COLUMNS.index(Phase.COPY.value)].mean()) * (charged / both if both else 0.0)
+    return min(took_ns, (charged / SLOWEST_BYTES_PER_S * 1e9 + _sum(sent, "calls") * CALL_NS) / steps)
 
 
 def _sent(sites: Sites, steps: int, to_device_ns: float | None) -> dict[str, Any]:
