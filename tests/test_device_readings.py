@@ -291,7 +291,8 @@ def test_heat_is_found_from_readings_alone():
 
 def test_a_bad_slot_is_found_where_the_device_waits_for_copies():
     slow = [reading(pcie_width=4, pcie_generation=1)] * 5
-    sites = [{"kind": "sent", "file": "", "line": 0, **dict.fromkeys(SENT, 0), "bytes": 400_000_000, "ns": 9}]
+    large = {**dict.fromkeys(SENT, 0), "bytes": 400_000_000, "ns": 9}
+    sites = [{"kind": "sent", "file": "", "line": 0, **large}]
     whole = log(slow, copies={"num_steps": 10, "sites": sites})
     for copying_ms, expected in ((30, {"degraded-link"}), (1, set())):
         copies = copies_of(by_device(whole, copying_ms * MS), 0)

@@ -17,8 +17,8 @@ MIN_STEPS = 5
 
 SLOWEST_BYTES_PER_S = 0.5e9
 CALL_NS = 100_000
-"""A copy takes no longer than this: half of what two lanes of the slowest PCIe in use carry, and what a call
-itself takes. Beyond that the device did something else between the two events: other programs' work."""
+"""A copy takes no longer than this: half of what the slowest links in use carry, and what a call takes.
+Beyond that the device did something else between the two events: other programs' work."""
 
 LANE_BYTES_PER_S = {1: 250e6, 2: 500e6, 3: 985e6, 4: 1_969e6, 5: 3_938e6, 6: 7_563e6, 7: 15_125e6}
 """What a lane of each PCIe generation carries in one direction, its encoding taken off."""
