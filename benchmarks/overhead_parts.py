@@ -94,9 +94,10 @@ def steps(step_ms: int, seconds: int, device: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(JOB), "steps", folder, str(step_ms), str(seconds), device]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    found = json.loads(done.stdout)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        found = json.loads(done.stdout)
+        account = found["own account"] | by_the_store(Path(folder))
     blocks = found["blocks"]  # without and with in turn, without at both ends
     bare, bare_wall = (statistics.median(block[place] for block in blocks[::2]) for place in (1, 2))
     rows = []
@@ -113,9 +114,21 @@ def steps(step_ms: int, seconds: int, device: str) -> list[str]:
             f"| {mean / bare:+.1%} ± {error / bare:.1%} "
             f"| {wall:+,.0f} ± {wall_error:,.0f} of {bare_wall:,.0f} | {len(triples)} |"
         )
-    account = ", ".join(f"{name} {value:,.4g}" for name, value in found["own account"].items())
-    print(f"{step_ms} ms: {account}", file=sys.stderr)
+    told = ", ".join(f"{name} {value:,.4g}" for name, value in account.items())
+    print(f"{step_ms} ms: {told}", file=sys.stderr)
     return rows
+
+
+def by_the_store(folder: Path) -> dict[str, float]:
+    """What the run's own record says that measuring took: microseconds of a recorded step."""
+    sys.path.insert(0, str(ROOT))
+    from diagnose.store.reader import read_rank
+
+    log = read_rank(next(folder.rglob("rank0.sqlite")))
+    parts = {name: float(log.meta.get(f"{name}_ns") or 0) / 1000 for name in ("span", "sampler", "flusher")}
+    return {"a span, us": parts.pop("span")} | {
+        f"{name}, us/step": us / max(1, len(log.steps)) for name, us in parts.items()
+    }
 
 
 def trimmed_mean(values: list[float]) -> tuple[float, float]:

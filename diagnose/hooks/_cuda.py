@@ -1,4 +1,4 @@
-"""A CUDA device, as `_device.Device` wants one. No GPU has run this yet."""
+"""A CUDA device, as `_device.Device` wants one."""
 
 from __future__ import annotations
 
