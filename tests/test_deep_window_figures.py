@@ -18,12 +18,21 @@ from diagnose.analysis.deep_window import (
     untold_window,
     without_steps,
 )
-from diagnose.core.deep_window import ClassTime, Counted, DeepWindow, Rates, Sync, Trace, Work, WorkClass
+from diagnose.core.deep_window import (
+    TOLD,
+    ClassTime,
+    Counted,
+    DeepWindow,
+    Rates,
+    Sync,
+    Trace,
+    Work,
+    WorkClass,
+)
 from diagnose.core.device import Device
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.core.program import Model, Program
-from diagnose.launch.deep_window_rules import TOLD
 from diagnose.report.base import Table
 from diagnose.report.deep_window import DeepWindowSection, roofline
 from diagnose.rules._engine import ask, built_in

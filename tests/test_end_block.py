@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnose.core.finding import Finding
+from diagnose.core.finding import Abstention, Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import (
     Overhead,
@@ -152,6 +152,17 @@ def test_end_block_of_a_healthy_run_says_that_nothing_was_found_by_how_many_rule
         "  no fault of 2 % or more found; 12 rules asked, 1 abstained"
     )
     assert "no fault" not in end_block(PROFILE), "nobody asked"
+
+
+def test_end_block_of_a_run_on_a_device_says_which_rules_a_deep_window_would_let_answer() -> None:
+    silent = (
+        Abstention(rule="launch-bound", missing="device.launch_bound_ns"),
+        Abstention(rule="memory-layout", missing="device.layout_share"),
+        Abstention(rule="starved-of-cpu", missing="host.runnable_share"),
+    )
+    unsure = replace(HEALTHY, abstained=silent, run=replace(HEALTHY.run, device="cuda"))
+    assert end_block(unsure).splitlines()[2] == "    2 of them could answer with --deep-window auto"
+    assert "deep-window" not in end_block(replace(unsure, run=HEALTHY.run)), "its device is a CPU"
 
 
 def test_end_block_is_pure_ascii_where_the_terminal_is() -> None:

@@ -6,6 +6,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 KIND = "deep-window"
+
+TOLD = (
+    "device.busy_share",
+    "device.launch_bound_ns",
+    "device.num_kernels",
+    "device.tensor_core_share",
+    "device.matmul_share",
+    "device.layout_share",
+)
+"""The readings of a profile that a window is one source of. A rule whose `needs` name one declares by
+that that a window would help it."""
 """Name of the command that asks for one, and of the events that say which steps it spoils."""
 
 OURS = "diagnose waits for the device"

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TOLD = (
-    "device.busy_share",
-    "device.launch_bound_ns",
-    "device.num_kernels",
-    "device.tensor_core_share",
-    "device.matmul_share",
-    "device.layout_share",
-)
-"""The readings of `core.profile` that a window is one source of. A rule whose `needs` name one declares by
-that that a window would help it."""
+from diagnose.core.deep_window import TOLD
 
 
 def answer(folder: str) -> list[str]:

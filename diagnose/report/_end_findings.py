@@ -6,7 +6,7 @@ import textwrap
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.report._faults import gain, headline, in_force, is_gone, lost, no_fault, short_gain
+from diagnose.report._faults import gain, headline, in_force, is_gone, lost, no_fault, short_gain, unheard
 from diagnose.report._terminal import Terminal, display_width
 from diagnose.report._wording import place
 
@@ -24,7 +24,8 @@ def finding_lines(profile: Profile, room: int, terminal: Terminal) -> tuple[list
     """
     nothing = no_fault(profile, terminal.width - 2)
     if nothing:
-        return [f"  {nothing}"], 0
+        more = unheard(profile)
+        return [f"  {nothing}", *([f"{INDENT}{more}"] if more and room > 1 else [])], 0
     dealt_with = [
         finding for finding in profile.findings if in_force(finding, profile) or is_gone(finding, profile)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from diagnose.core.deep_window import TOLD
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_gain, format_ms, format_share, format_speedup
@@ -63,6 +64,14 @@ def is_gone(finding: Finding, profile: Profile) -> bool:
     if tuning is None or not tuning.kept or tuning.left is None:
         return False
     return bool(finding.actions) and finding.rule not in tuning.left
+
+
+def unheard(profile: Profile) -> str:
+    """Says how many rules a deep window would let answer; empty where none, or not on a device."""
+    would = sum(abstention.missing in TOLD for abstention in profile.abstained)
+    if not would or profile.run.device == "cpu":
+        return ""
+    return f"{would} of them could answer with --deep-window auto"
 
 
 def no_fault(profile: Profile, cells: int | None = None) -> str | None:

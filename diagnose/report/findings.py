@@ -16,6 +16,7 @@ from diagnose.report._faults import (
     lost_share,
     no_fault,
     ranks,
+    unheard,
 )
 from diagnose.report._wording import place
 from diagnose.report.base import Block, Card, Fact, Paragraph, Section
@@ -31,7 +32,8 @@ class Findings(Section):
     def blocks(self, profile: Profile) -> Sequence[Block]:
         nothing = no_fault(profile)
         if nothing:
-            return [Paragraph(text=sentence(nothing))]
+            more = unheard(profile)
+            return [Paragraph(text=" ".join(sentence(each) for each in (nothing, more) if each))]
         return [card(finding, profile) for finding in profile.findings]
 
 
