@@ -13,10 +13,10 @@ from diagnose.tuner.agreement import switch
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_watch import LossWatch
+from diagnose.tuner.measuring import measure
 from diagnose.tuner.orders import Orders
 from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest, against_untouched
 from diagnose.tuner.preparing import refuse_over
-from diagnose.tuner.windows import measure
 from diagnose.tuner.world import Course, Plan, World
 
 CONFIRM_PAIRS = 6

@@ -11,6 +11,7 @@ from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_trend import LossAlarm
+from diagnose.tuner.measuring import measure, untouched
 from diagnose.tuner.paired import (
     HOPELESS,
     LITTLE,
@@ -26,7 +27,7 @@ from diagnose.tuner.policy import Candidate, Policy
 from diagnose.tuner.preparing import look, needs_leave, prepared, refuse_over, refuse_to_stay
 from diagnose.tuner.rivals import Rivals
 from diagnose.tuner.way_back import WayBack
-from diagnose.tuner.windows import WINDOW_NS, best_of, measure, settle, untouched
+from diagnose.tuner.windows import WINDOW_NS, best_of, settle
 from diagnose.tuner.world import Course, Plan, World
 
 OUTCOMES = {
