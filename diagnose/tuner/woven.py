@@ -11,6 +11,7 @@ epoch: what an epoch's beginning takes is in no such pair.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -65,57 +66,128 @@ def woven(
         Uneven: If epochs have other lengths than the last one, too few steps for two pieces, or such in
             which a switch takes too long.
     """
-    epoch, settling = world.job.epoch_steps, settle_steps(changes)
-    step = yield 1
-    for _ in range(epoch + 1):
-        if step.begins:
-            break
+    most, test.max_pairs = test.max_pairs, max(test.max_pairs, MOST_PAIRS)
+    try:
+        weave = yield from _begun(world, changes, test, spending)
+        while True:
+            found = yield from weave.two_epochs(may_end=not pairs)
+            if pairs and len(test.logs) >= pairs:
+                return None
+            if found and not pairs:
+                return found
+            yield from weave.beginning()
+    except Uneven:
+        test.max_pairs = most
+        raise
+
+
+def _begun(
+    world: World, changes: Sequence[Installed], test: PairedTest, spending: Spending
+) -> Plan[_Weave]:
+    """Waits for the beginning of an epoch, and cuts it by what the steps until then took."""
+    epoch, usual_ns = world.job.epoch_steps, math.inf
+    for _ in range(2 * epoch):
         step = yield 1
+        if not step.begins:
+            usual_ns = min(usual_ns, max(1, step.time_ns))
+        elif usual_ns < math.inf:
+            break
     else:
         raise Uneven
-    least = max(WINDOW_STEPS, *(action.window_steps for change in changes for action in change.actions))
-    test.max_pairs = max(test.max_pairs, MOST_PAIRS)
-    pieces = lengths(epoch - 1, settling, max(least, math.ceil(WINDOW_NS / max(1, step.time_ns))))
-    while True:
+    actions = [action for change in changes for action in change.actions]
+    least = max(WINDOW_STEPS, math.ceil(WINDOW_NS / usual_ns), *(action.window_steps for action in actions))
+    settling = settle_steps(changes)
+    pieces = lengths(epoch - 1, settling, least)
+    return _Weave(world, changes, test, spending, pieces, settling, DEAR * pieces[0] * usual_ns)
+
+
+class _Weave:
+    """What is measured, piece by piece, from the end of an epoch's first step on.
+
+    Args:
+        pieces: Steps of each.
+        settling: Leading ones that do not count.
+        dear_ns: What a switch takes at most.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        changes: Sequence[Installed],
+        test: PairedTest,
+        spending: Spending,
+        pieces: list[int],
+        settling: int,
+        dear_ns: float,
+    ) -> None:
+        self._world, self._changes = world, changes
+        self._test, self._spending = test, spending
+        self._pieces, self._settling, self._dear_ns = pieces, settling, dear_ns
+
+    def beginning(self) -> Plan[None]:
+        """Lets the step pass that begins an epoch."""
+        step = yield 1
+        if not step.begins:
+            raise Uneven
+
+    def two_epochs(self, *, may_end: bool) -> Plan[Verdict | None]:
+        """Gives the test a pair for each piece; returns what it says then.
+
+        Args:
+            may_end: Whether two pieces alone may tell that the changes are hopeless.
+        """
         seen: dict[tuple[int, bool], list[float]] = {}
         for turn in (False, True):
-            if turn and not (yield 1).begins:
-                raise Uneven
-            for place, length in enumerate(pieces):
+            if turn:
+                yield from self.beginning()
+            for place, length in enumerate(self._pieces):
                 on = bool(place % 2) is not turn
-                begun = world.clock()
-                with spending.charged(world.clock):
-                    switch(world, changes, on)
-                if world.clock() - begun > DEAR * length * step.time_ns:
-                    raise Uneven
-                seen[place, on] = yield from _piece(world, length, settling)
-                if (place, turn, test.logs, pairs) == (1, False, [], 0):
-                    off_ns, on_ns = window_mean(seen[0, False]), window_mean(seen[1, True])
-                    if on_ns > CLEARLY * off_ns / HOPELESS:
-                        test.add(off_ns, on_ns, pieces[0])
-                        spending.spent_ns += max(0.0, on_ns - off_ns) * length
-                        if verdict := test.verdict():
-                            return verdict
-        for place, length in enumerate(pieces):
-            # What one of the two also did beside training is left out of both.
-            alike = [
-                (off, on)
-                for off, on in zip(seen[place, False], seen[place, True], strict=True)
-                if not math.isnan(off + on)
-            ]
-            if not alike:
-                continue
-            off_ns, on_ns = (window_mean(times) for times in zip(*alike, strict=True))
-            test.add(off_ns, on_ns, length)
-            spending.spent_ns += max(0.0, on_ns - off_ns) * length
-        if pairs:
-            if len(test.logs) >= pairs:
-                return None
-        elif verdict := test.verdict():
-            return verdict
-        if (yield 1).begins:
-            continue
-        raise Uneven
+                self._switch(on)
+                seen[place, on] = yield from self._piece(length)
+                if may_end and not self._test.logs and (place, turn) == (1, False):
+                    without, with_ = seen[0, False], seen[1, True]
+                    if statistics.fmean(with_) > CLEARLY * statistics.fmean(without) / HOPELESS:
+                        self._add(without, with_)
+                        return self._test.verdict()
+        for place in range(len(self._pieces)):
+            self._add(seen[place, False], seen[place, True])
+        return self._test.verdict()
+
+    def _switch(self, on: bool) -> None:
+        begun = self._world.clock()
+        with self._spending.charged(self._world.clock):
+            switch(self._world, self._changes, on)
+        if self._world.clock() - begun > self._dear_ns:
+            raise Uneven
+
+    def _piece(self, length: int) -> Plan[list[float]]:
+        """Runs a piece; returns the nanoseconds of each step that counts, NaN for one that also did
+        something else. What the device has still to do in the end is spread over them."""
+        world, times = self._world, []
+        for place in range(length):
+            if place == self._settling:
+                world.synchronize()
+            step = yield 1
+            if step.begins:
+                raise Uneven
+            if place >= self._settling:
+                times.append(math.nan if step.aside else float(step.time_ns))
+        begun = world.clock()
+        world.synchronize()
+        left_ns = world.clock() - begun
+        heed_loss([loss_now(world)])
+        return [time_ns + left_ns / len(times) for time_ns in times]
+
+    def _add(self, without: list[float], with_: list[float]) -> None:
+        """Adds a pair; what one of the two also did beside training is left out of both."""
+        steps = min(len(without), len(with_))
+        alike = [
+            pair for pair in zip(without[:steps], with_[:steps], strict=True) if not math.isnan(sum(pair))
+        ]
+        if alike:
+            without_ns, with_ns = (window_mean(times) for times in zip(*alike, strict=True))
+            self._test.add(without_ns, with_ns, steps)
+            self._spending.spent_ns += max(0.0, with_ns - without_ns) * steps
 
 
 def lengths(places: int, settling: int, least: int) -> list[int]:
@@ -134,22 +206,3 @@ def lengths(places: int, settling: int, least: int) -> list[int]:
         raise Uneven
     borders = [places * place // number for place in range(number + 1)]
     return [end - begin for begin, end in pairwise(borders)]
-
-
-def _piece(world: World, length: int, settling: int) -> Plan[list[float]]:
-    """Runs a piece; returns the nanoseconds of each of its steps that counts, NaN for one that also did
-    something else. What the device has still to do in the end is spread over them."""
-    times: list[float] = []
-    for place in range(length):
-        if place == settling:
-            world.synchronize()
-        step = yield 1
-        if step.begins:
-            raise Uneven
-        if place >= settling:
-            times.append(math.nan if step.aside else float(step.time_ns))
-    begun = world.clock()
-    world.synchronize()
-    left_ns = world.clock() - begun
-    heed_loss([loss_now(world)])
-    return [time_ns + left_ns / len(times) for time_ns in times]
