@@ -76,6 +76,7 @@ class Change(Action):
     settle_steps: int = 1  # type: ignore[misc]
     window_steps: int = 5  # type: ignore[misc]
     touches: str = "nothing"  # type: ignore[misc]
+    steady: bool = False  # type: ignore[misc]
     unasked: bool = False  # type: ignore[misc]
     at_start: bool = False  # type: ignore[misc]
     frees_memory: bool = False  # type: ignore[misc]

@@ -32,6 +32,7 @@ def tried(
     aside: Callable[[int], bool] = lambda step: False,
     steps: int = 4000,
     spread: float = 0.03,
+    unknown: bool = False,
 ) -> tuple[dict[str, Any], Change, Machine]:
     """The trial of a change that makes steps take `factor` times as long, in epochs of these lengths; the
     machine's `steps` are those that it was in force in."""
@@ -39,7 +40,7 @@ def tried(
     change = Change(machine, "change", factor=factor, touches=touches)
     control = controller(machine, [change])
     job = control._world.job
-    number, place, job.epoch_steps = 0, 0, epoch(0)
+    number, place, job.epoch_steps = 0, 0, 0 if unknown else epoch(0)
     machine.steps = 0
     for step in range(1, steps + 1):
         machine.steps += bool(machine.factors)
@@ -102,3 +103,11 @@ def test_an_epoch_is_cut_into_an_even_number_of_pieces(places: int, least: int, 
     cut = lengths(places, 1, least)
     assert sorted(cut) == wanted
     assert sum(cut) == places and len(cut) <= MOST_PIECES
+
+
+def test_a_trial_that_begins_in_the_first_epoch_is_woven_from_its_end_on() -> None:
+    """Until then nobody knows how long epochs are, and windows lie anywhere."""
+    known = tried(factor=0.95)[0]["steps_spent"]
+    trial = tried(factor=0.95, unknown=True)[0]
+    assert trial["outcome"] == "kept"
+    assert trial["steps_spent"] < known + 2 * EPOCH

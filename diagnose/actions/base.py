@@ -40,6 +40,8 @@ class Action:
         learning_steps: Steps that what is prepared looks at before it can be put in force.
         window_steps: The fewest steps that show what it does: more where they come in bursts.
         period_steps: Steps after which what it does begins anew: windows hold whole periods.
+        steady: Whether, once it has settled, it changes each step alike, but perhaps the one that begins an
+            epoch: then a trial need not span whole epochs. So does all that touches `model` or `optimizer`.
         resizes: Whether a step has another number of samples while it is in force: then it is the time per
             sample that counts.
         touches: What its numerics check looks at: `model` compares gradients, `optimizer` compares an
@@ -66,6 +68,7 @@ class Action:
     learning_steps: ClassVar[int] = 0
     window_steps: int = 5
     period_steps: int = 1
+    steady: ClassVar[bool] = False
     resizes: ClassVar[bool] = False
     touches: ClassVar[str] = "nothing"
     spares_collections: ClassVar[bool] = False

@@ -39,6 +39,7 @@ class KeepFreedMemory(Action):
     safety = Safety.EXACT
     order = 10
     settle_steps = 8
+    steady = True
 
     def check(self, job: Job) -> None:
         if job.device != "cpu":

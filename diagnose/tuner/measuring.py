@@ -50,11 +50,6 @@ def measure(
         spending: Gets what they cost.
         pairs: Measure so many pairs instead, whatever the test says.
     """
-    if can_weave(world, changes):
-        with suppress(Uneven):
-            return (yield from woven(world, changes, test, spending, pairs))
-        if pairs and len(test.logs) >= pairs:
-            return None
     actions = [action for change in changes for action in change.actions]
     # Of its own for each state: where one is ten times as fast, its windows have ten times as many steps.
     length = dict.fromkeys((False, True), max(action.window_steps for action in actions))
@@ -66,8 +61,14 @@ def measure(
         told = world.ranks.exchange("what collections take", [*world.pauses.usual_ns()])
         test.unseen_ns, test.error_ns = max(told)
     state: bool | None = None
-    usual_ns = 0.0
+    usual_ns, weaves = 0.0, True
     while True:
+        if weaves and can_weave(world, changes):  # which may turn out only now, as an epoch has ended
+            with suppress(Uneven):
+                return (yield from woven(world, changes, test, spending, pairs))
+            weaves, state = False, None
+            if pairs and len(test.logs) >= pairs:
+                return None
         may_end = not (pairs or test.logs or resizes)  # a verdict may follow from the first pair alone
         seen: dict[bool, Window] = {}
         # Off, on, on, off: a drift hits both alike, and every second change of state is saved.

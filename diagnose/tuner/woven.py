@@ -34,8 +34,7 @@ DEAR = 0.5
 """Where switching takes longer than this part of a piece, it is better done once an epoch."""
 
 COMPUTE = ("model", "optimizer")
-"""What actions touch that change nothing at the beginning of an epoch, and nothing that lasts longer than a
-piece, as queues of batches do."""
+"""What actions touch that are steady: nothing of them outlasts a piece, as queues of batches do."""
 
 
 class Uneven(Exception):
@@ -49,7 +48,8 @@ def can_weave(world: World, changes: Sequence[Installed]) -> bool:
     return (
         world.ranks.num == 1
         and 1 < world.job.epoch_steps <= MAX_WINDOW_STEPS
-        and all(action.touches in COMPUTE and action.period_steps == 1 for action in actions)
+        and all(action.steady or action.touches in COMPUTE for action in actions)
+        and all(action.period_steps == 1 for action in actions)
         and not any(a.resizes or a.spares_collections or a.frees_memory for a in actions)
     )
 
