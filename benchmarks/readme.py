@@ -110,7 +110,8 @@ def dated(text: str) -> str:
 def overhead(path: Path) -> str:
     """Returns what measuring adds to the steps of the page's first table, and to start and end."""
     text = path.read_text(encoding="utf-8")
-    steps = re.findall(r"^\| (\d+ ms) \| [\d,]+ \| ([^|]+?) \| ([^|]+?) \| \d+ \|$", text, re.MULTILINE)
+    row = r"^\| (\d+ ms) \| [\d,]+ \| ([^|]+?) \| ([^|]+?) \|(?: [^|]+ \|)? \d+ \|$"
+    steps = re.findall(row, text, re.MULTILINE)
     each = [f"{added} us to one of {step} ({part})" for step, added, part in steps]
     (ends,) = re.findall(r"^\| all three \| [^|]+ \| ([^|]+?) \|$", text, re.MULTILINE)
     told = (
