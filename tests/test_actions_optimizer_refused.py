@@ -12,6 +12,7 @@ from torch import nn
 from diagnose.actions.base import CannotApply
 from diagnose.actions.fused_optimizer import LATE, FusedOptimizer
 from diagnose.core.job import Job
+from diagnose.hooks._fusing import adagrad_fuses_on_cuda
 from tests.kernels_on_cpu import kernels_on_cpu
 from tests.test_actions_optimizer import is_fused
 
@@ -103,6 +104,22 @@ def test_on_a_gpu_what_torch_fuses_already_is_served_and_has_no_setting() -> Non
     assert action.settings(job, None) == {}
     with action.apply(job, []):
         assert action.settings(job, None) == {}
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_torch_that_cannot_fuse_adagrad_on_a_gpu_is_known_by_the_check_it_makes(
+    refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check: Any = lambda param, cuda_unsupported=False: None  # noqa: E731
+
+    def of_torch_2_11(self: Any, param: Any) -> None:
+        check(param, cuda_unsupported=True)
+
+    def later(self: Any, param: Any) -> None:
+        check(param)
+
+    monkeypatch.setattr(torch.optim.Adagrad, "_init_group", of_torch_2_11 if refused else later)
+    assert adagrad_fuses_on_cuda() is not refused
 
 
 def test_a_step_that_the_script_compiles_is_left_alone() -> None:

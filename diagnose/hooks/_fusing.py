@@ -46,7 +46,8 @@ def why_not_fused(optimizer: Optimizer, models: Iterable[torch.nn.Module] = ()) 
 
 def adagrad_fuses_on_cuda() -> bool:
     """Whether this torch does: 2.11 has the step refuse it, by an argument to the check that it calls."""
-    constants = Adagrad._init_group.__code__.co_consts
+    code = getattr(Adagrad._init_group, "__code__", None)
+    constants = code.co_consts if code is not None else ()
     return not any("cuda_unsupported" in names for names in constants if isinstance(names, tuple))
 
 
