@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnose.core.finding import Abstention, Finding
+from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import (
     Overhead,
@@ -21,7 +21,7 @@ from diagnose.core.profile import (
 )
 from diagnose.report import Terminal, end_block, to_text
 from diagnose.report._terminal import display_width, wants_color
-from tests.profiles import FAULTY, HEALTHY, NOTHING, PROFILE, RUN, SERIAL, SPLIT, TUNED, assert_lines, line
+from tests.profiles import FAULTY, NOTHING, PROFILE, RUN, SERIAL, SPLIT, TUNED, assert_lines, line
 
 
 def test_end_block_shows_figures_ledger_lines_cost_and_the_next_command() -> None:
@@ -143,26 +143,6 @@ def test_end_block_of_a_narrow_terminal_keeps_the_rule_its_place_and_its_gain() 
         "    step",
         "    fix: Give the DataLoader two workers.",
     ]
-
-
-def test_end_block_of_a_healthy_run_says_that_nothing_was_found_by_how_many_rules() -> None:
-    healthy = "  no fault found that costs 2 % of the step or more; 12 rules asked, 1 abstained"
-    assert end_block(HEALTHY).splitlines()[1] == healthy
-    assert end_block(HEALTHY, Terminal(width=60)).splitlines()[1] == (
-        "  no fault of 2 % or more found; 12 rules asked, 1 abstained"
-    )
-    assert "no fault" not in end_block(PROFILE), "nobody asked"
-
-
-def test_end_block_of_a_run_on_a_device_says_which_rules_a_deep_window_would_let_answer() -> None:
-    silent = (
-        Abstention(rule="launch-bound", missing="device.launch_bound_ns"),
-        Abstention(rule="memory-layout", missing="device.layout_share"),
-        Abstention(rule="starved-of-cpu", missing="host.runnable_share"),
-    )
-    unsure = replace(HEALTHY, abstained=silent, run=replace(HEALTHY.run, device="cuda"))
-    assert end_block(unsure).splitlines()[2] == "    2 of them could answer with --deep-window auto"
-    assert "deep-window" not in end_block(replace(unsure, run=HEALTHY.run)), "its device is a CPU"
 
 
 def test_end_block_is_pure_ascii_where_the_terminal_is() -> None:

@@ -80,6 +80,8 @@ def main() -> int:
         f"{len(names) - len(bad)} of {len(names)} actions did what they should"
         + f"; not {', '.join(bad)}" * bool(bad)
     )
+    if args.dry_run:
+        print("A rehearsal on a CPU: it says only that the runs can be begun and read.")
     return int(bool(bad))
 
 

@@ -20,11 +20,12 @@ FIX = "fix: "
 def finding_lines(profile: Profile, room: int, terminal: Terminal) -> tuple[list[str], int]:
     """Returns at most `room` lines on the most costly findings, and how many findings they are about.
 
-    Where the rules found nothing, the one line says so. Those that tuning has dealt with share one line.
+    Where the rules found nothing, a line says so, and another how many a deep window would help. Those that
+    tuning has dealt with share one line.
     """
     nothing = no_fault(profile, terminal.width - 2)
     if nothing:
-        more = unheard(profile)
+        more = one_line(unheard(profile), terminal.width - len(INDENT), terminal)
         return [f"  {nothing}", *([f"{INDENT}{more}"] if more and room > 1 else [])], 0
     dealt_with = [
         finding for finding in profile.findings if in_force(finding, profile) or is_gone(finding, profile)

@@ -71,7 +71,7 @@ def unheard(profile: Profile) -> str:
     would = sum(abstention.missing in TOLD for abstention in profile.abstained)
     if not would or profile.run.device == "cpu":
         return ""
-    return f"{would} of them could answer with --deep-window auto"
+    return f"{plural(would, 'more rule')} could answer with --deep-window auto"
 
 
 def no_fault(profile: Profile, cells: int | None = None) -> str | None:
