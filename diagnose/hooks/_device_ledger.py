@@ -40,6 +40,9 @@ DRY_WINDOW_NS = 500_000_000
 """Two oscillators run apart by up to some 50 us a second, so what has been seen of the offset of the clocks
 counts for so long, and half of that again."""
 
+BESIDE = 64
+"""A time of this log is the device's, plus the part in which that may have been idle, times two to this."""
+
 NO_EVENT: Event = None
 NO_MODELS: Seen = {}
 Entry = int | Mark
@@ -87,9 +90,8 @@ class DeviceLedger:
         self._waiting: deque[list[Any]] = deque()  # of an entry and its event
         self._ends: deque[Mark] = deque()
         self._free: deque[Event] = deque()
-        self._times = Log()
-        self._dry = Log()
-        self._pairs: deque[tuple[Mark, Mark, Mark]] = deque()
+        self._by_device = Log()  # of times as `_unpacked` reads them
+        self._pairs: deque[tuple[Mark, Mark]] = deque()
         self._reading = False
         self._last: Event = NO_EVENT
         self._last_ns = 0
@@ -203,27 +205,19 @@ class DeviceLedger:
             self._waiting.clear()
             self._broke(self.take_rows)
         self._end_steps()
-        times, dry = self._times.take_rows(at_most), self._dry.take_rows(at_most)
-        self._times.meetings.clear()
-        self._dry.meetings.clear()
-        first, self._next = self._next, self._next + len(times)
-        counts = len(COUNTS)
-        return first, [
-            (row[1], *row[counts:], *idle[counts:]) for row, idle in zip(times, dry, strict=True)
-        ]
+        rows = self._by_device.take_rows(at_most)
+        self._by_device.meetings.clear()
+        first, self._next = self._next, self._next + len(rows)
+        return first, [_unpacked(row) for row in rows]
 
     def _read(self) -> None:
         waiting = self._waiting
-        known = 0  # so many entries at the left have been passed
         while waiting:
-            entry, event = waiting[0]
-            if event is not NO_EVENT and event is not self._last and not known:
-                known = self._passed()
-                if not known:
-                    return
-            waiting.popleft()
-            known = max(0, known - 1)
-            self._charge(entry, event)
+            event = waiting[0][1]
+            passed = 1 if event is NO_EVENT or event is self._last else self._passed()
+            if not passed:
+                return
+            self._charge(passed)
 
     def _passed(self) -> int:
         """How many of the waiting entries the device has passed for certain, at least."""
@@ -235,58 +229,71 @@ class DeviceLedger:
             return len(ahead)
         return int(has_passed(ahead[0]))
 
-    def _charge(self, entry: Entry, event: Event) -> None:
-        mark = entry if isinstance(entry, tuple) else None
-        host_ns = mark[0] if mark is not None else entry // WIDTH  # type: ignore[operator]
-        last = self._last
-        dry_ns = 0
-        if event is NO_EVENT or last is NO_EVENT:
-            # Without both of its ends nothing is known of the time between: the step is the host's.
-            self._holes += 1
-            self._now_ns += max(0, host_ns - self._last_ns)
-            if event is not NO_EVENT:
-                self._offset.forget()
-        elif event is not last:
-            took_ns = round(1e6 * self._device.ms_between(last, event))
-            self._now_ns += took_ns
-            # A collection that began between an event and its entry has events of its own, which then stand
-            # before it: the next time is longer by as much as this is negative.
-            self._holes += took_ns < 0
-            # Idleness ends at the host's next change of the slot at the latest, and begins when the
-            # device has come to the one before.
-            dry_ns = max(0, min(took_ns, host_ns - self._last_ns - self._offset.lag_ns))
-        if event is not last:
-            if last is not NO_EVENT:
-                self._free.append(last)
-            self._last = event
-            if event is not NO_EVENT:
-                self._offset.see(host_ns, self._now_ns)
-        self._last_ns = host_ns
-        self._dry_ns += dry_ns
-        if mark is None:
-            code = entry % WIDTH  # type: ignore[operator]
-            self._times.append(self._now_ns * WIDTH + code)
-            self._dry.append(self._dry_ns * WIDTH + code)
-            return
-        # Where the host's log counts samples, this counts holes.
-        on_device = (self._now_ns, self._holes, 0, 0, NO_MODELS, mark[5])
-        dry = (self._dry_ns, 0, 0, 0, NO_MODELS, mark[5])
-        self._times.append(on_device)
-        self._dry.append(dry)
-        self._pairs.append((mark, on_device, dry))
+    def _charge(self, count: int) -> None:
+        """Charges the first of the waiting entries, which the device has passed. A script whose step the
+        interpreter holds up waits for this thread meanwhile: so all of them in one loop."""
+        take, free, append = self._waiting.popleft, self._free.append, self._by_device.append
+        offset, ms_between = self._offset, self._device.ms_between
+        last, last_ns, now_ns, dry_ns = self._last, self._last_ns, self._now_ns, self._dry_ns
+        for _ in range(count):
+            entry, event = take()
+            host_ns = entry[0] if isinstance(entry, tuple) else entry // WIDTH
+            if event is NO_EVENT or last is NO_EVENT:
+                # Without both of its ends nothing is known of the time between: the step is the host's.
+                self._holes += 1
+                now_ns += max(0, host_ns - last_ns)
+                if event is not NO_EVENT:
+                    offset.forget()
+                    offset.see(host_ns, now_ns)
+                if event is not last:
+                    if last is not NO_EVENT:
+                        free(last)
+                    last = event
+            elif event is not last:
+                took_ns = round(1e6 * ms_between(last, event))
+                now_ns += took_ns
+                # Idleness ends at the host's next change of the slot at the latest, and begins when the
+                # device has come to the one before.
+                idle_ns = min(took_ns, host_ns - last_ns - offset.lag_ns)
+                if idle_ns > 0:
+                    dry_ns += idle_ns
+                elif took_ns < 0:
+                    # A collection that began between an event and its entry has events of its own, which
+                    # then stand before it: the next time is longer by as much as this is negative.
+                    self._holes += 1
+                free(last)
+                last = event
+                offset.see(host_ns, now_ns)
+            last_ns = host_ns
+            time = now_ns + (dry_ns << BESIDE)
+            if isinstance(entry, tuple):
+                # Where the host's log counts samples, this counts holes.
+                on_device = (time, self._holes, 0, 0, NO_MODELS, entry[5])
+                append(on_device)
+                self._pairs.append((entry, on_device))
+            else:
+                append(time * WIDTH + entry % WIDTH)
+        self._last, self._last_ns, self._now_ns, self._dry_ns = last, last_ns, now_ns, dry_ns
 
     def _end_steps(self) -> None:
         """Closes the marks that have been read and that end steps on the host."""
         ends, pairs = self._ends, self._pairs
         while ends and pairs:
-            mark, on_device, dry = pairs[0]
+            mark, on_device = pairs[0]
             if mark is ends[0]:
-                self._times.close(on_device)
-                self._dry.close(dry)
+                self._by_device.close(on_device)
                 ends.popleft()
                 pairs.popleft()
             else:
                 pairs.popleft()  # marked, and not an end
+
+
+def _unpacked(row: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns a row of `DEVICE_COLUMNS`: holes, the device's time by slot, and what was idle of that."""
+    both = row[len(COUNTS) :]
+    half = 1 << BESIDE - 1  # times may be negative, by the events of a collection
+    times = [(slot + half) % (1 << BESIDE) - half if slot else 0 for slot in both]
+    return row[1], *times, *(slot - time >> BESIDE for slot, time in zip(both, times, strict=True))
 
 
 class _Offset:
@@ -300,6 +307,7 @@ class _Offset:
     def __init__(self) -> None:
         self.lag_ns = 0
         self._least_ns: list[int] = []
+        self._least_of_all_ns = 0
         self._begun_ns = 0
 
     def see(self, host_ns: int, device_ns: int) -> None:
@@ -308,9 +316,12 @@ class _Offset:
         if not self._least_ns or host_ns - self._begun_ns > DRY_WINDOW_NS // 2:
             recent = self._least_ns[-2:] if host_ns - self._begun_ns < DRY_WINDOW_NS else []
             self._least_ns = [*recent, apart_ns]
+            self._least_of_all_ns = min(self._least_ns)
             self._begun_ns = host_ns
-        self._least_ns[-1] = min(self._least_ns[-1], apart_ns)
-        self.lag_ns = apart_ns - min(self._least_ns)
+        elif apart_ns < self._least_ns[-1]:
+            self._least_ns[-1] = apart_ns
+            self._least_of_all_ns = min(apart_ns, self._least_of_all_ns)
+        self.lag_ns = apart_ns - self._least_of_all_ns
 
     def forget(self) -> None:
         """What was seen is of another count of the device's time."""

@@ -49,7 +49,8 @@ MOST_SAMPLES = 100_000
 MOST_PLACES = 64
 """A sample that stands for a long time counts at so many moments of it."""
 
-NEVER_NS = 1 << 62
+NEVER_NS = 1 << 200
+"""Later than all times, also those of which `_device_ledger` makes two."""
 
 Totals = tuple[int, int, int, int, int, list[int], Seen]
 """All totals at a mark: time, samples, tokens, backward passes, spans, nanoseconds by slot, models."""
