@@ -16,7 +16,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import diagnose
-from diagnose.analysis.device_ledger import BY_DEVICE, by_device_clock, device_share, idle_ns
+from diagnose.analysis.device_ledger import (
+    BY_DEVICE,
+    by_device_clock,
+    device_share,
+    idle_at_most,
+    idle_ns,
+)
 from diagnose.analysis.profile import load_profile
 from diagnose.analysis.spans import part_of
 from diagnose.core.finding import Finding
@@ -233,6 +239,20 @@ def test_idleness_is_told_only_where_events_alone_can_tell_it(tmp_path: Path) ->
     assert idle_ns(log_of(launching), 1) is None
     assert load_profile(launching).device.idle_ns is None
     assert load_profile(sure).device.idle_ns is not None
+
+
+def test_the_most_that_may_have_been_idle_is_told_in_any_case(tmp_path: Path) -> None:
+    dry_ms = {"forward": 7.0, "gap_after_optimizer": 2.0}
+    launching = recorded(tmp_path / "run", 50, (0, device_rows(50, BY_ITS_OWN, dry_ms=dry_ms)))
+    told = load_profile(launching).device.idle_at_most_ns
+    assert told is not None
+    assert {phase: ns for phase, ns in told.items() if ns} == {
+        Phase.DATA_WAIT: 4 * MS,
+        Phase.FORWARD: 7 * MS,
+        Phase.OTHER: 2 * MS,
+    }
+    unheard = log_of(recorded(tmp_path / "unheard", 50))
+    assert idle_at_most(unheard, 1) is None
 
 
 # -- a whole process

@@ -23,8 +23,10 @@ from diagnose.rules import diagnosed
 from diagnose.rules._device import busy_ns, kernel_share
 from diagnose.rules._engine import ask, built_in
 from diagnose.rules._examples import GIB, card, profile
+from diagnose.rules._lines import at
 from diagnose.rules._phases import shared
 from diagnose.rules._traps import traps
+from diagnose.rules.launch_bound import ALWAYS_DRY, EXPECTED, LOW, by_events
 from diagnose.rules.needless_recompute import on_device
 from diagnose.store.reader import RankLog
 from tests.running import recorded
@@ -33,6 +35,26 @@ RULES = built_in()
 
 
 # -- a device's time as the loop's
+
+
+def test_what_the_host_loses_counts_as_far_as_the_device_may_have_been_idle():
+    logs = at("print(step)", 0.3, "log")
+    of_host = replace(profile(device=card(), other_ms=40, where=(logs,)))
+    behind = replace(of_host, device=card(idle_at_most_ns={Phase.OTHER: 0.0, Phase.FORWARD: 30e6}))
+    level = replace(of_host, device=card(idle_at_most_ns={Phase.OTHER: 10e6}))
+    rule = {"logging-io": RULES["logging-io"]}
+    lost = [[each.lost_ns for each in ask(rule, each)[0]] for each in (of_host, behind, level)]
+    assert lost == [[{Phase.OTHER: pytest.approx(30e6)}], [], [{Phase.OTHER: 10e6}]]
+    by_host = replace(behind, run=replace(behind.run, device="cpu"))
+    assert ask(rule, by_host)[0], "no device, no doubt"
+
+
+def test_launches_are_waited_for_between_what_events_and_the_driver_allow():
+    """Half of the time no kernel ran: of that, gaps may have had 4 of 95 ms."""
+    finding = ask({"launch-bound": RULES["launch-bound"]}, by_events(600, ALWAYS_DRY))[0][0]
+    assert sum(finding.lost_ns.values()) == pytest.approx(EXPECTED * 50e6 * 91 / 95)
+    assert finding.low_ns == pytest.approx(LOW * 46e6)
+    assert finding.high_ns == pytest.approx(50e6)
 
 
 def test_a_devices_time_is_never_more_than_the_phases_that_wait_for_it():

@@ -18,7 +18,7 @@ from diagnose.analysis.deep_window import (
     untold_window,
 )
 from diagnose.analysis.device import device_of
-from diagnose.analysis.device_ledger import device_share, idle_ns
+from diagnose.analysis.device_ledger import device_share, idle_at_most, idle_ns
 from diagnose.analysis.history import history_of
 from diagnose.analysis.late_bins import bin_width
 from diagnose.analysis.lines import source_lines, worker_lines
@@ -119,6 +119,7 @@ def composed(
     deep = deep_window_of(whole)
     if deep is not None:
         deep = replace(deep, usual_step_ns=sum(first.phase_time_ns.values()))
+    dry = idle_at_most(main, warmup)
     host = host_stats(main, warmup)
     times = divided(rows, first.gap_parts)
     loading = with_own_loading(input_stats(main, warmup, times[Phase.DATA_WAIT]), main, warmup, sources)
@@ -145,7 +146,17 @@ def composed(
             evaluating=evaluating_of(main, warmup, sources),
         ),
         settings=settings_of(main),
-        device=device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)}),
+        device=device_of(
+            main,
+            warmup,
+            {
+                "idle_ns": idle_ns(main, warmup),
+                "idle_at_most_ns": None
+                if dry is None
+                else {phase: float(ns.mean()) for phase, ns in divided(dry, first.gap_parts).items()},
+                **device_readings(deep),
+            },
+        ),
         deep_window=deep,
         device_clock_share=device_share(main, warmup),
         copies=copies_of(main, warmup),

@@ -20,7 +20,7 @@ CERTAIN = 0.02
 """Of the step: where what was idle for certain and what was so at most are no further apart, the idleness
 is known."""
 
-LAUNCH_NOTHING = (DATA_WAIT, GC)
+LAUNCH_NOTHING = [DATA_WAIT, GC]
 """Slots in which the device gets no work of the training thread's."""
 
 BY_DEVICE = "by_device_clock"
@@ -58,24 +58,47 @@ def idle_ns(log: RankLog, warmup: int) -> dict[Phase, float] | None:
     From events alone this is certain where nothing is launched; where something is, they give a bound.
     `None` unless the two come close: then only a trace can tell.
     """
-    if device_share(log, warmup) is None:
+    heard = _heard(log, warmup)
+    if heard is None:
         return None
-    rows = log.device_steps[warmup:][_covered(log)[warmup:]]
-    if not len(rows):
-        return None
-    times = rows[:, TIMES : TIMES + len(SLOTS)].mean(axis=0)
-    dry = rows[:, DRY : DRY + len(SLOTS)].mean(axis=0)
-    dry[list(LAUNCH_NOTHING)] = times[list(LAUNCH_NOTHING)]
-    unsure = dry.sum() - dry[list(LAUNCH_NOTHING)].sum()
+    times, dry = (slots.mean(axis=0) for slots in heard)
+    unsure = dry.sum() - dry[LAUNCH_NOTHING].sum()
     if unsure > CERTAIN * times.sum():
         return None
     return {phase: float(dry[slot]) for slot, phase in enumerate(HOOKED)}
+
+
+def idle_at_most(log: RankLog, warmup: int) -> npt.NDArray[np.int64] | None:
+    """Returns of each measured step that the device's clock covers the time in which the device may have
+    had nothing to do, at most, by what the host did meanwhile.
+
+    Rows of `core.ledger.COLUMNS`, whose counts are 0; `None` where that clock was not heard.
+    """
+    heard = _heard(log, warmup)
+    if heard is None:
+        return None
+    dry = heard[1]
+    return np.hstack([np.zeros((len(dry), len(COUNTS)), dtype=dry.dtype), dry])
 
 
 def recording_ns(log: RankLog) -> float:
     """Returns what recording the events cost the training thread over the run."""
     facts: dict[str, Any] = (log.meta.get("facts") or {}).get("device_clock") or {}
     return float(facts.get("events", 0)) * float(facts.get("event_ns", 0))
+
+
+def _heard(log: RankLog, warmup: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    """Returns nanoseconds of each measured step that the device's clock covers, by slot: in all, and those
+    in which it may have had nothing to do; `None` without any."""
+    if device_share(log, warmup) is None:
+        return None
+    rows = log.device_steps[warmup:][_covered(log)[warmup:]]
+    if not len(rows):
+        return None
+    times = rows[:, TIMES : TIMES + len(SLOTS)]
+    dry = rows[:, DRY : DRY + len(SLOTS)].copy()
+    dry[:, LAUNCH_NOTHING] = times[:, LAUNCH_NOTHING]
+    return times, dry
 
 
 def _covered(log: RankLog) -> npt.NDArray[np.bool_]:

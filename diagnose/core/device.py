@@ -20,6 +20,8 @@ class Device:
         sm_share: Part of the multiprocessors that had work, averaged over the time in which a kernel ran;
             collectives, which take few by design, are left out.
         idle_ns: Nanoseconds per step in which no kernel ran, by what the training thread did meanwhile.
+        idle_at_most_ns: Likewise the most that it can have been. Where the device is behind the host, that
+            is next to nothing; where it is not, nearly all of a phase: then the host sets the pace.
         launch_bound_ns: Nanoseconds per step in which no kernel ran and the host was in an operation, but
             in no call that waits for the device.
         num_kernels: Kernels launched per step.
@@ -59,6 +61,7 @@ class Device:
     utilisation_share: float | None = None
     sm_share: float | None = None
     idle_ns: Mapping[Phase, float] | None = None
+    idle_at_most_ns: Mapping[Phase, float] | None = None
     launch_bound_ns: float | None = None
     num_kernels: float | None = None
     fp32_flops_per_s: float | None = None

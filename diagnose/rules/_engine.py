@@ -170,7 +170,22 @@ def _answer(name: str, rule: Rule, profile: Profile) -> Finding | Abstention | N
     if finding is None:
         return None
     finding = finding if finding.rule == name else replace(finding, rule=name)
-    return finding if profile.run.device == "cpu" else _in_doubt(rule, finding, profile)
+    if profile.run.device == "cpu":
+        return finding
+    exposed = _while_idle(rule, finding, profile)
+    return _in_doubt(rule, exposed, profile) if exposed is not None else None
+
+
+def _while_idle(rule: Rule, finding: Finding, profile: Profile) -> Finding | None:
+    """Leaves of what the host lost what the accelerator may have been idle for meanwhile, at most."""
+    idle_ns = profile.device.idle_at_most_ns
+    if not rule.of_host or idle_ns is None:
+        return finding
+    lost = {phase: min(ns, idle_ns.get(phase, 0.0)) for phase, ns in finding.lost_ns.items()}
+    part = sum(lost.values()) / finding.lost_ns_per_step
+    if part in (0, 1):
+        return finding if part else None
+    return replace(finding, lost_ns=lost, low_ns=part * finding.low_ns, high_ns=part * finding.high_ns)
 
 
 def _in_doubt(rule: Rule, finding: Finding, profile: Profile) -> Finding:
