@@ -33,8 +33,9 @@ LOW, EXPECTED, HIGH = 0.4, 0.8, 1.0
 TRACED = ("device.launch_bound_ns", "device.num_kernels")
 """What a deep window tells."""
 
-HEARD = ("device.busy_share", "device.idle_at_most_ns", "program.graph")
-"""What the driver, the device's events and the graph tell of any run, less exactly."""
+HEARD = ("device.utilisation_share", "device.idle_at_most_ns", "program.graph")
+"""What the driver, the device's events and the graph tell of any run, less exactly. While the driver sees
+no kernel of anybody, there is none of ours, so it need not know whose they are, as in a container."""
 
 
 def by_events(
@@ -43,7 +44,9 @@ def by_events(
     """Returns a profile without a deep window, whose forward pass is of so many operations."""
     heard = {phase: ms * 1e6 for phase, ms in idle_ms.items()}
     return profile(
-        device=card(busy_share=busy_share, launch_bound_ns=None, num_kernels=None, idle_at_most_ns=heard),
+        device=card(
+            utilisation_share=busy_share, launch_bound_ns=None, num_kernels=None, idle_at_most_ns=heard
+        ),
         program=Program(graph=Graph(num_nodes=2 * num_ops, total=Work(num_ops=num_ops))),
         **parts,
     )
@@ -89,9 +92,8 @@ class LaunchBound(DeviceRule):
     deep window, it reads from that how long the device was idle while the host was inside an operation, at
     most what usual steps leave, and the number of kernels. Without one it takes the time in which the
     driver saw no kernel of anybody, as far as the device was not behind the host then, and guesses the
-    kernels from the operations of the forward pass: other processes on the device, or a compiled model, of
-    which no operations are seen, and it is silent. No run on a GPU has tried it yet. Its counterpart on a
-    CPU is `small-operators`.
+    kernels from the operations of the forward pass; of a compiled model none are seen, and it is silent. No
+    run on a GPU has tried it yet. Its counterpart on a CPU is `small-operators`.
     """
 
     needs = TRACED
@@ -170,9 +172,10 @@ class LaunchBound(DeviceRule):
     def _heard(self, profile: Profile) -> Idle:
         """The driver tells how long the device was idle, its events where it can have been."""
         device, graph = profile.device, profile.program.graph
-        assert device.busy_share is not None and device.idle_at_most_ns is not None and graph is not None
+        assert device.idle_at_most_ns is not None and graph is not None
+        assert device.utilisation_share is not None
         unfed_ns = sum(profile.spent_ns(phase) for phase in UNFED)
-        rest_ns = max(0.0, profile.step_time_ns * (1 - device.busy_share) - unfed_ns)
+        rest_ns = max(0.0, profile.step_time_ns * (1 - device.utilisation_share) - unfed_ns)
         at_most = {phase: device.idle_at_most_ns.get(phase, 0.0) for phase in STEP}
         most_ns = sum(at_most.values())
         beside_ns = sum(ns for phase, ns in device.idle_at_most_ns.items() if phase not in (*STEP, *UNFED))
