@@ -2,8 +2,9 @@
 # Everything that needs a GPU, in two calls of six minutes each: both, and two starts of a machine, fit
 # where a rented card is held for 15 minutes. The first is of what nothing but a GPU can show.
 #
-#   benchmarks/gpu/run.sh device-tests device-ledger actions overhead tune    what measuring says, and costs
-#   benchmarks/gpu/run.sh                                             the kernels: what is right, then the table
+#   benchmarks/gpu/run.sh faults overhead actions device-ledger    what is said of a GPU's faults, and what it costs
+#   benchmarks/gpu/run.sh                                          the kernels: what is right, then the table
+#   TOTAL_S=90 benchmarks/gpu/run.sh device-tests tune             in what is left
 #   benchmarks/gpu/run.sh tests optimizers                            only these parts
 #   DRY_RUN=1 benchmarks/gpu/run.sh                                   every part, on a CPU: nothing is timed
 #
@@ -33,7 +34,7 @@ SLOWER=${DRY_RUN:+12}  # an emulated device takes its time
 SLOWER=${SLOWER:-1}
 TOTAL_S=${TOTAL_S:-$((375 * SLOWER))}
 KERNELS="environment check memcheck racecheck tests prepare optimizers end-to-end"
-REST="device-tests device-ledger actions overhead tune"
+REST="faults overhead actions device-ledger device-tests tune"
 WANTED=${*:-$KERNELS${DRY_RUN:+ $REST}}
 for name in $WANTED; do
     case " $KERNELS $REST " in
@@ -243,6 +244,7 @@ state_of_gpu() {
 if wanted optimizers; then
     reserve=15
     wanted end-to-end && reserve=$((reserve + 60))
+    wanted faults && reserve=$((reserve + 155))
     wanted device-tests && reserve=$((reserve + 90))
     wanted device-ledger && reserve=$((reserve + 70))
     wanted actions && reserve=$((reserve + 75))
@@ -256,12 +258,13 @@ if wanted optimizers; then
         bash -c "on_gpu '$PYTHON' $gpu/optimizers.py --out '$OUT' --minutes $minutes"
     state_of_gpu "after optimizers"
 fi
+wanted faults && part faults 155 bash -c "on_gpu '$PYTHON' $gpu/faults.py --out '$OUT' --seconds 150"
 wanted end-to-end && part end-to-end 75 bash -c "on_gpu '$PYTHON' $gpu/end_to_end.py --out '$OUT' --steps $steps"
-wanted device-tests && part device-tests 100 bash -c device_tests
+wanted overhead && part overhead 65 bash -c overhead
+wanted actions && part actions 75 bash -c "on_gpu '$PYTHON' $gpu/actions.py --out '$OUT' --seconds 70"
 wanted device-ledger && part device-ledger 75 \
     bash -c "on_gpu '$PYTHON' $gpu/device_ledger.py --out '$OUT' --seconds $((60 * SLOWER))"
-wanted actions && part actions 75 bash -c "on_gpu '$PYTHON' $gpu/actions.py --out '$OUT' --seconds 70"
-wanted overhead && part overhead 65 bash -c overhead
+wanted device-tests && part device-tests 100 bash -c device_tests
 wanted tune && part tune 60 bash -c "tune $tuned"
 
 missed=0
