@@ -79,6 +79,7 @@ class Switch:
         account = {"reading a clock, us": reading_us, "steps": self._recorder.steps}
         if ledger is not None:
             account |= {"recording an event, us": ledger.event_ns / 1000, "events": ledger.events}
+            account |= {"recording a new one, us": ledger.new_event_ns / 1000, "new": ledger.new_events}
         return account
 
     def turn(self, state: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from typing import Any
 
 import pytest
@@ -288,3 +289,27 @@ def test_a_forked_child_has_no_device() -> None:
         loop.usual()
     assert loop.device.recorded == recorded
     assert loop.read() == []
+
+
+def test_what_recording_takes_is_told_apart_for_new_events_and_used_ones() -> None:
+    """The driver makes an event where it is first recorded: that is no cost of each step."""
+    loop = Loop()
+    known: set[int] = set()
+    record = loop.device.record
+
+    def dear_at_first(event: Event, stream: Stream) -> None:
+        if id(event) not in known:
+            known.add(id(event))
+            time.sleep(1e-3)
+        record(event, stream)
+
+    loop.device.record = dear_at_first  # type: ignore[method-assign]
+    for _ in range(100):
+        loop.usual()
+        loop.device.wait_on_host()
+        loop.read()
+    ledger = loop.recorder.device
+    assert ledger is not None
+    facts = ledger.facts()
+    assert facts["new_events"] == len(known) < 60 < facts["events"]
+    assert facts["event_ns"] < MS / 10 < MS < facts["new_event_ns"]

@@ -84,7 +84,8 @@ def idle_at_most(log: RankLog, warmup: int) -> npt.NDArray[np.int64] | None:
 def recording_ns(log: RankLog) -> float:
     """Returns what recording the events cost the training thread over the run."""
     facts: dict[str, Any] = (log.meta.get("facts") or {}).get("device_clock") or {}
-    return float(facts.get("events", 0)) * float(facts.get("event_ns", 0))
+    events, new = float(facts.get("events", 0)), float(facts.get("new_events", 0))
+    return (events - new) * float(facts.get("event_ns", 0)) + new * float(facts.get("new_event_ns", 0))
 
 
 def _heard(log: RankLog, warmup: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:

@@ -64,7 +64,9 @@ class DeviceLedger:
 
     Attributes:
         events: Events recorded.
-        event_ns: What recording one takes, on average over the first ones.
+        event_ns: What recording one takes that has been used before, on average over the first of them.
+        new_events: How many were made, which the driver does where one is first recorded.
+        new_event_ns: What recording one takes then.
         on: Whether events are recorded. Nothing turns it on again.
         gave_up: Why not, in words; empty where nothing went wrong.
     """
@@ -81,6 +83,9 @@ class DeviceLedger:
     ) -> None:
         self.events = 0
         self.event_ns = 0.0
+        self.new_events = 0
+        self.new_event_ns = 0.0
+        self._timed = 0
         self.on = True
         self.gave_up = ""
         self._device = device
@@ -109,7 +114,8 @@ class DeviceLedger:
         record, is_capturing = device.record, device.is_capturing
         keep = self._host[0]
         stream = device.current_stream()
-        last, last_ns, made = device.new_event(), begun_ns, 1
+        last, last_ns = device.new_event(), begun_ns
+        self.new_events = 1
         running = 0  # the code of the last entry that was no mark: any that is not in `WAITS`
         begin: Mark = (begun_ns, 0, 0, 0, NO_MODELS, False)
         record(last, stream)
@@ -118,7 +124,7 @@ class DeviceLedger:
             self._ends.append(begin)
 
         def append(entry: Entry) -> None:
-            nonlocal stream, last, last_ns, made, running
+            nonlocal stream, last, last_ns, running
             keep(entry)
             try:
                 event = NO_EVENT
@@ -143,17 +149,17 @@ class DeviceLedger:
                 elif is_capturing():
                     last = NO_EVENT
                 else:
-                    if free:
+                    is_new = not free
+                    if not is_new:
                         event = free.popleft()
-                    elif made < MAX_EVENTS:
+                    elif self.new_events < MAX_EVENTS:
                         event = device.new_event()
-                        made += 1
+                        self.new_events += 1
                     if event is not NO_EVENT:
-                        if self.events < LOOK_AHEAD:
+                        if is_new or self._timed < LOOK_AHEAD:
                             before_ns = perf_counter_ns()
                             record(event, stream)
-                            took_ns = perf_counter_ns() - before_ns
-                            self.event_ns += (took_ns - self.event_ns) / (self.events + 1)
+                            self._learn(perf_counter_ns() - before_ns, is_new)
                         else:
                             record(event, stream)
                         self.events += 1
@@ -168,6 +174,13 @@ class DeviceLedger:
                 self._broke(append)
 
         return append
+
+    def _learn(self, took_ns: int, is_new: bool) -> None:
+        if is_new:
+            self.new_event_ns += (took_ns - self.new_event_ns) / (self.new_events - 1)  # not of the first
+        else:
+            self._timed += 1
+            self.event_ns += (took_ns - self.event_ns) / self._timed
 
     def _close(self, mark: Mark) -> None:
         self._host[1](mark)
@@ -187,7 +200,13 @@ class DeviceLedger:
 
     def facts(self) -> dict[str, Any]:
         """Returns what is known of the recording itself, for the run's metadata."""
-        return {"events": self.events, "event_ns": round(self.event_ns), "gave_up": self.gave_up}
+        return {
+            "events": self.events,
+            "event_ns": round(self.event_ns),
+            "new_events": self.new_events,
+            "new_event_ns": round(self.new_event_ns),
+            "gave_up": self.gave_up,
+        }
 
     def take_rows(self, at_most: int) -> tuple[int, list[tuple[int, ...]]]:
         """Returns the next steps by the device's clock, and the number of the first of them.
