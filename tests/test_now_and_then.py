@@ -17,6 +17,7 @@ from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.phases import Phase
 from diagnose.core.series import MOST_TIMES
 from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.compile import CompileHook
 from diagnose.hooks.now_and_then import NowAndThenHook
 
 MS = 1_000_000
@@ -50,6 +51,19 @@ def test_each_time_of_either_is_noted_with_its_beginning_and_its_end():
         assert all(before < after for before, after in pairwise(flat))
     assert torch.set_anomaly_enabled is enabled
     assert not recorder.notes
+
+
+def test_what_the_compiler_searches_for_is_none_of_the_scripts():
+    recorder = Recorder()
+    recorder.step_marked()
+    layer = nn.Linear(4, 1)
+    with CompileHook().install(recorder), NowAndThenHook().install(recorder):
+        compiled = torch.compile(layer, backend="aot_eager", dynamic=False)
+        for num_rows in (2, 3):
+            compiled(torch.ones(num_rows, 4)).sum().backward()
+        found = told(recorder)
+    assert sum(event[2] == "compile" for event in recorder.events) >= 2
+    assert found == {} and not recorder.notes
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from diagnose.core.ledger import COMPILE
 from diagnose.core.series import MOST_TIMES
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
@@ -15,7 +16,8 @@ from diagnose.hooks.base import Hook, replaced, spanned
 class NowAndThenHook(Hook):
     """Notes when each is switched on and off again, `MOST_TIMES` times at most. What stays on shows no end.
 
-    It is told when records are written: when each time began and ended, in nanoseconds.
+    It is told when records are written: when each time began and ended, in nanoseconds. What torch's
+    compiler searches for while it traces a backward pass is none of the script's.
     """
 
     requires = "torch.autograd"
@@ -38,6 +40,8 @@ class NowAndThenHook(Hook):
             return -1
 
         def searches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            if recorder.current == COMPILE:
+                return -1
             return switched("anomaly", on=bool(args[0] if args else kwargs["mode"]))
 
         def records(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

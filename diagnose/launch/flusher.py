@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from diagnose.core.ledger import COLUMNS, RECORDER
+from diagnose.core.ledger import COLUMNS, COMPILE, RECORDER
 from diagnose.launch import quota, vitals
 from diagnose.launch.device import DeviceReadings
 from diagnose.launch.place import number_in, place_of
@@ -170,7 +170,10 @@ class Flusher:
             loaders = (*recorder.facts.get("loaders", ()), *recorder.facts.get("evaluating", ()))
             writer.add_sources(loader["file"] for loader in loaders)
         if training_thread := recorder.thread or self._ended_on:
+            compiles = recorder.current == COMPILE  # whose tracing switches a search for NaN on
             readings = {**vitals.read(training_thread), **self._device.read(recorder.facts)}
+            if compiles:
+                readings.pop("anomaly", None)
             writer.add_vitals(time.perf_counter_ns(), recorder.steps, readings)
         else:
             self._device.stop()
