@@ -144,6 +144,11 @@ def test_whose_processes_are_is_not_told_from_inside_a_container(opened, says):
     assert "other_processes" not in opened().read()
 
 
+def test_the_only_process_on_the_device_is_this_one_whatever_its_number_is(opened, says):
+    says("process 4321 60")
+    assert opened().read()["other_processes"] == 0
+
+
 def test_a_share_without_meaning_is_left_out(opened, says):
     says("process self 60", f"process {os.getppid()} 2000000000")
     assert opened().read()["other_sm_share"] == 0
