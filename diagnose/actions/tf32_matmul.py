@@ -33,8 +33,8 @@ class Tf32Matmul(Action):
     Compiled graphs are compiled again.
 
     ## What was measured
-    On an H200, of a GPT of four layers with fourteen other processes beside it: 1.04x, which could not be told
-    from 1x. What it wins alone is not known.
+    On an H200, of a GPT of four layers with fourteen other processes beside it: 1.04x, which could not be
+    told from 1x. What it wins alone is not known.
     """
 
     safety = Safety.PRECISION
