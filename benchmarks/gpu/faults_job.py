@@ -173,7 +173,7 @@ def main() -> None:
         size = (64, 2 if args.cpu else 12, 4, 32)
         language(args.fault, device, size, until)
     else:
-        language(args.fault, device, (64, 2, 2, 8) if args.cpu else (1024, 6, 16, 512), until)
+        language(args.fault, device, (64, 2, 2, 8) if args.cpu else (1024, 6, 32, 512), until)
 
 
 if __name__ == "__main__":
