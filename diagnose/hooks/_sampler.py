@@ -19,7 +19,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from time import monotonic_ns, perf_counter_ns, thread_time_ns
+from time import monotonic_ns, thread_time_ns
 from types import FrameType
 from typing import Any
 
@@ -89,7 +89,7 @@ class Sampler:
         recorder: Says which slot is running.
 
     Attributes:
-        cost_ns: Time that sampling has taken of the training thread so far, `SIGNAL_NS` included.
+        cost_ns: CPU time that sampling has taken of the training thread so far, `SIGNAL_NS` included.
         count: Number of samples so far.
         set_eval_frame: Dynamo's switch, once it is imported; returns the callback that it replaces.
         missing: Why there are no samples, in words; empty when there are.
@@ -205,7 +205,7 @@ class Sampler:
         self.missing = WAKES
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        begun = perf_counter_ns()
+        begun = thread_time_ns()  # where others have the CPU meanwhile, that is none of our doing
         if (fd := signal.set_wakeup_fd(-1)) >= 0:  # nothing else tells
             self._give_way(fd)
             return
@@ -230,7 +230,7 @@ class Sampler:
             recorder.guarded(self._add, frame, tick_ns, weight, ticks)
             dynamo(callback)
         self.count += 1
-        self.cost_ns += perf_counter_ns() - begun + SIGNAL_NS
+        self.cost_ns += thread_time_ns() - begun + SIGNAL_NS
 
     def _add(self, frame: FrameType | None, tick_ns: int, weight_ns: int, ticks: int) -> None:
         recorder = self._recorder
