@@ -51,10 +51,7 @@ def irregular_lines(profile: Profile) -> tuple[SourceLine, ...]:
 
 
 def irregular_batches(profile: Profile) -> tuple[SourceLine, ...]:
-    """Returns likewise the lines that make batches between the hooks, where no loader does: the lines of a
-    loader's batches are long for other reasons."""
-    if profile.program.loaders:
-        return ()
+    """Returns likewise the lines that make batches between the hooks: what a loader waits for is none."""
     found = [
         part_of(line, line.irregular)
         for line in profile.where

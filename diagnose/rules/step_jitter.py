@@ -83,6 +83,7 @@ class StepJitter(Rule):
             host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.03, stolen_cpus=0.04),
         ),
         RARE_BATCH,
+        replace(RARE_BATCH, program=Program(loaders=(Loader(num_workers=0),))),
         RARE_OWN,
     )
     silent_on = (
@@ -93,7 +94,6 @@ class StepJitter(Rule):
         replace(RARE_OWN, where=(replace(SETTLES, irregular=0.17, every="step % 10 == 0"),)),
         replace(RARE_OWN, where=(replace(SETTLES, irregular=0.17, idiom=("log",)),)),
         replace(RARE_BATCH, where=(replace(SETTLES, phase=Phase.DATA_WAIT),)),
-        replace(RARE_BATCH, program=Program(loaders=(Loader(num_workers=0),))),
         profile(series=RARE, host=HostStats(runnable_share=0.08)),
         profile(series=replace(RARE, by_tokens=0.9), host=QUIET),
         profile(series=RARE, host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.06)),
