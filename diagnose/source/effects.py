@@ -43,6 +43,7 @@ class Effects:
         self._read_by: dict[frozenset[str], Attributes] = {}
         self._set_by: dict[str, Attributes] = {}
         calls: defaultdict[str, set[str]] = defaultdict(set)
+        modules_of: defaultdict[str, set[str]] = defaultdict(set)
         for file, tree in trees.items():
             for node in ast.walk(tree):
                 if isinstance(node, Definition):
@@ -53,7 +54,10 @@ class Effects:
                 own = {each for s in statements for each in writes(s) if each.startswith("self.")}
                 if name == "__init__":
                     self._made |= own
-                    self._modules |= {each for s in statements if _makes_module(s) for each in writes(s)}
+                    made = {each for s in statements if _makes_module(s) for each in writes(s)}
+                    self._modules |= made
+                    for each in self._classes.get(id(function), ()):
+                        modules_of[each] |= made
                     continue
                 self._later |= set().union(*(writes(s) for s in statements if not _reorders(s)))
                 self._assigned[name] |= own
@@ -61,7 +65,7 @@ class Effects:
                 for each, base in (called for s in statements for called in methods_called(s)):
                     calls[name] |= {each} if base == "self" else set()
         for name, found in self.functions.items():
-            if all(_uses(function, self._modules) for _, function in found):
+            if all(_uses(function, self._modules_in(function, modules_of)) for _, function in found):
                 self._computes.add(name)
         grew = True
         while grew:
@@ -71,6 +75,11 @@ class Effects:
                 if called & self._computes and len(self.functions[name]) == 1:
                     self._computes.add(name)
             grew = len(self._computes) + sum(map(len, self._assigned.values())) > before
+
+    def _modules_in(self, function: Definition, of_class: Mapping[str, set[str]]) -> set[str]:
+        """Returns the attributes that hold modules in a method; any may in a function that is none."""
+        classes = self._classes.get(id(function))
+        return self._modules if classes is None else set().union(*(of_class[each] for each in classes))
 
     def writes(self, statement: ast.stmt) -> set[str]:
         """Returns the names, dotted names and containers that a statement assigns, or changes."""
