@@ -38,7 +38,7 @@ from diagnose.source.slices import is_chain, is_side_loop, takes_slices
 from diagnose.source.statements import nodes_of, statements_in, yields
 from diagnose.source.tensor_operations import is_at_once
 from diagnose.source.tensor_values import asks_tensor
-from diagnose.source.weight_idioms import of_lists, of_weights, serves_average, serves_update
+from diagnose.source.weight_idioms import of_lists, of_weights, serves_average, serves_clip, serves_update
 
 LOADERS = {"batches", "dataloader", "dl", "loader", "loaders"}
 """Words of what gives batches."""
@@ -128,6 +128,8 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
             yield idiom
     if not found and not within.stepping and serves_average(place):
         yield EMA
+    elif not found and not (within.stepping or within.model) and serves_clip(place):
+        yield CLIP
     elif not found and not (within.stepping or within.model) and serves_update(place, nodes):
         yield UPDATE
     elif not found and (in_comprehension or _side_loops(place, within)) and not at_once:
