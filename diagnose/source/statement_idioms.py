@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from diagnose.source.call_idioms import Within, of_call, only_reads
+from diagnose.source.call_idioms import Within, of_call, only_reads, spins
 from diagnose.source.calling import calls_in, is_call
 from diagnose.source.files import writes_table
 from diagnose.source.flows import makes_only
@@ -89,6 +89,8 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         found.add(METRIC)
     if isinstance(place.statement, (ast.If, ast.While, ast.Assert)) and asks_tensor(place.statement.test):
         found.add(SYNC)
+    if spins(place.statement, place) or (place.loops and spins(place.loops[0], place)):
+        found.add(WAIT)
     if not found - {SYNC} and _makes_text(place):
         found.add(SAVE if writes(place.statement) & place.saved else LOG)
     if not found and _makes_saved(place):
