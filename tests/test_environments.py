@@ -588,7 +588,9 @@ def test_an_environment_may_call_what_it_holds_as_a_model_calls_its_weights():
     """
     inside = PLAYS.replace("def view(self)", "def view_(self)")  # PLAYS' methods, in classes
     lines = inside.splitlines()
-    begin, end = (next(i for i, text in enumerate(lines) if part in text) for part in ("def view_", "def add"))
+    begin, end = (
+        next(i for i, text in enumerate(lines) if part in text) for part in ("def view_", "def add")
+    )
     methods = "\n".join(f"    {text}" for text in lines[begin:end]).replace("view_", "view")
     source = "\n".join([model, methods, *lines[:begin], *lines[end:]])
     script = Script(source, MADE, [CHOOSING])

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from diagnose.source.calling import bound, callee, calls_of, is_call, parameters_of
 from diagnose.source.kinds import Definition
-from diagnose.source.names import last_name, names
+from diagnose.source.names import last_name, names, names_in
 from diagnose.source.reads_writes import REORDERS, closure, reads, writes
 from diagnose.source.simulators import simulators_of
 from diagnose.source.statements import nodes_of, statements_of
 
 Attributes = dict[str, set[str]]
 """Attributes, `self.rows`, and the classes whose objects have them."""
+
+VALUES = {"tolist", "item", "numpy"}
+"""Methods that give values of a tensor."""
 
 WEIGHTS = {"parameters", "named_parameters", "weight"}
 """Names in a statement that goes over a model's weights, or reads them."""
@@ -109,6 +112,11 @@ class Effects:
         """Whether a method of this name uses weights of a model, or modules that its object was made
         with."""
         return method in self._computes
+
+    def leaves_tensors(self, function: str) -> bool:
+        """Whether functions of this name take values out of tensors: `rows = x.tolist()`."""
+        found = self.functions.get(function, ())
+        return bool(found) and all(names_in(each) & VALUES for _, each in found)
 
     def is_module(self, attribute: str) -> bool:
         """Whether objects are made with a module in this attribute, `self.net`."""
