@@ -46,6 +46,7 @@ QUIET = HostStats(runnable_share=0.001)
 RARE_OTHER = Series(spike_ns={Phase.OTHER: 18e6}, spike_share={Phase.OTHER: 0.1}, period={})
 SETTLES = at("nearest = torch.cdist(seen, centres).argmin(1)", 0.18)
 RARE_OWN = profile(other_ms=20, series=RARE_OTHER, host=QUIET, where=(replace(SETTLES, irregular=0.17),))
+RARE_SCORE = replace(RARE_OWN, where=(replace(SETTLES, irregular=0.17, idiom=("metric",)),))
 RARE_WAIT = Series(spike_ns={Phase.DATA_WAIT: 18e6}, spike_share={Phase.DATA_WAIT: 0.1}, period={})
 RARE_BATCH = profile(
     data_wait_ms=20,
@@ -85,6 +86,7 @@ class StepJitter(Rule):
         RARE_BATCH,
         replace(RARE_BATCH, program=Program(loaders=(Loader(num_workers=0),))),
         RARE_OWN,
+        RARE_SCORE,
     )
     silent_on = (
         profile(host=QUIET),
