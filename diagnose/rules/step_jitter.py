@@ -85,8 +85,8 @@ class StepJitter(Rule):
         ),
         RARE_BATCH,
         replace(RARE_BATCH, program=Program(loaders=(Loader(num_workers=0),))),
-        RARE_OWN,
         RARE_SCORE,
+        RARE_OWN,
     )
     silent_on = (
         profile(host=QUIET),

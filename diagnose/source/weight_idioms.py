@@ -318,7 +318,7 @@ def _new_gradients(place: Place) -> Iterator[ast.expr]:
             made = [*call.args[:1]] if call.func.attr == "copy_" else []
             yield from call.args[:1] if call.func.attr in SCALES else ()
     for value in made:
-        arms = value.args[1:] if is_call(value, {"where"}) else [value]
+        arms: list[ast.expr | None] = [*value.args[1:]] if is_call(value, {"where"}) else [value]
         yield from (arm for arm in arms if is_operation(arm, ast.Mult, ast.Div) or is_call(arm, SCALED))
 
 
