@@ -367,3 +367,31 @@ def test_what_is_done_to_the_model_makes_no_batch():
     )
     for line in ("model.set_finder", "model = model.train"):
         assert script.phase(line, slot=AFTER_OPTIMIZER) is OTHER
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "phase"),
+    [
+        ("x.tolist()", "x", OTHER),
+        ("x.tolist()", "out", FORWARD),
+        ("x.unbind()", "x", FORWARD),
+    ],
+)
+def test_what_weighs_a_loss_by_the_batch_in_python_is_the_loops_own_code(rows, given, phase):
+    script = Script(
+        f"""
+        def weights_of(x):
+            rows = {rows}
+            return tensor([sum(row) for row in rows])
+
+        for x, y in loader:
+            out = model(x)
+            losses = crit(out, y)
+            losses = losses * weights_of({given})
+            losses.mean().backward()
+            optimizer.step()
+        """,
+        [("for x, y", "next"), ("= model(", "forward"), ("backward", "backward"), PASSES[1]],
+    )
+    assert script.phase("return tensor", "losses = losses *", slot=AFTER_FORWARD) is phase
+    assert script.phase("losses = losses *", slot=AFTER_FORWARD) is FORWARD

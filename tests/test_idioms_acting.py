@@ -34,6 +34,8 @@ def test_inside_an_environment_everything_is_its_step():
         ("following, reward = house.step(action)", True),
         ("result = env.step(action)", True),
         ("obs, _ = env.reset()", True),
+        ("seen, gained = game.send(move)", True),
+        ("connection.send(move)", False),
         ("optimizer.step()", False),
         ("env_optimizer.step()", False),
         ("scaler.step(optimizer)", False),

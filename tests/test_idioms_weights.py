@@ -96,6 +96,40 @@ from tests.marked import of_marked
         ("for p, g in zip(params, grads):\n    n = g.norm()\n    p.mul_(far / n)  # here", UPDATE),
         ("for p in model.parameters():\n    p.grad /= num_steps  # here", PYTHON_LOOP),
         (
+            "for p in params:\n    k = p.grad.abs().quantile(q)  # here\n    p.grad.clamp_(-k, k)",
+            CLIP,
+        ),
+        (
+            "for p in model.parameters():\n    k = p.grad.abs().quantile(q)  # here\n    seen.append(k)",
+            PYTHON_LOOP,
+        ),
+        (
+            "for p in model.parameters():\n    size = p.grad.norm()\n"
+            "    p.grad.copy_(torch.where(size > most, p.grad * (most / size), p.grad))  # here",
+            CLIP,
+        ),
+        (
+            "for p in params:\n    p.grad.copy_(torch.where(seen, p.grad * share, p.grad))  # here",
+            PYTHON_LOOP,
+        ),
+        (
+            "for n, p in twin.named_parameters():\n"
+            "    p.data.mul_(d).add_(net.get_parameter(n).data, alpha=1 - d)  # here",
+            EMA,
+        ),
+        (
+            "for p in model.parameters():\n    v[p].mul_(b).add_(p.grad, alpha=1 - b)  # here",
+            UPDATE,
+        ),
+        (
+            "b.load_state_dict({k: 0.9 * v + 0.1 * now[k] for k, v in b.state_dict().items()})  # here",
+            EMA,
+        ),
+        (
+            "b.load_state_dict({k: 0.9 * v + 0.5 * now[k] for k, v in b.state_dict().items()})  # here",
+            PYTHON_LOOP,
+        ),
+        (
             "for p in model.parameters():\n    p.grad = p.grad + max_norm * torch.randn_like(p)  # here",
             PYTHON_LOOP,
         ),

@@ -290,26 +290,29 @@ def test_where_a_schedule_was_stepped_its_time_is_that_whatever_it_is_called(tmp
     assert {line.line: line.idiom for line in lines} == {2: (), 3: (SCHEDULE,)}
 
 
+AT_RANDOM = np.random.default_rng(3).choice(200, 20, replace=False)
+
+
 @pytest.mark.parametrize(
-    ("long", "part"),
+    ("long", "slot", "part"),
     [
-        (np.random.default_rng(3).choice(200, 20, replace=False), 0.64),
-        (np.arange(9, 200, 10), 0.0),
-        (np.r_[40:50, 130:140], 0.0),  # two events, such as the ends of two epochs
+        (AT_RANDOM, "gap_after_optimizer", 0.64),
+        (AT_RANDOM, "data_wait", 0.0),  # which a loader waited for
+        (np.arange(9, 200, 10), "gap_after_optimizer", 0.0),
+        (np.r_[40:50, 130:140], "gap_after_optimizer", 0.0),  # two events, such as the ends of two epochs
     ],
-    ids=["at random", "regularly", "in two runs"],
+    ids=["at random", "in a hooked call", "regularly", "in two runs"],
 )
 def test_a_line_tells_what_it_takes_in_few_long_steps_that_come_at_no_regular_interval(
-    tmp_path, long, part
+    tmp_path, long, slot, part
 ):
     file = tmp_path / "train.py"
     file.write_text("settle()\nbook()\nobs, reward, done, info = env.step(act)\n", encoding="utf-8")
-    slot = SLOT_OF["gap_after_optimizer"]
-    steps = steps_of(200, forward=20, gap_after_optimizer=5)
-    steps[long, len(COUNTS) + slot] += 40 * MS
+    steps = steps_of(200, forward=20, **{slot: 5})
+    steps[long, len(COUNTS) + SLOT_OF[slot]] += 40 * MS
     late = [*np.arange(3, 5, 0.1), *np.arange(6, 44, 0.5)]
     samples = [
-        (5, coded(slot, place_of(int(ms * MS))), (NOBODY, (str(file), line, "<module>")), MS)
+        (5, coded(SLOT_OF[slot], place_of(int(ms * MS))), (NOBODY, (str(file), line, "<module>")), MS)
         for line, moments in ((1, late), (2, np.arange(0.5, 3, 0.1)), (3, late))
         for ms in moments
     ]

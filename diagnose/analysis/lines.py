@@ -124,7 +124,7 @@ class SeenLine:
         every: How often the loop gets there, as `SourceLine.every` has it.
         by_slot: All of them, by slot.
         acting: Those in an environment, or choosing what to do in it, by slot.
-        irregular: Other ones, as far as they make single steps long, by slot.
+        irregular: Other ones between the hooks, as far as they make single steps long, by slot.
         for_loss: Those in collectives that get what the loss is made of, by slot.
         by_idiom: All of them, by what the line does.
         by_library: Those in packages, by the package's frame.
@@ -180,7 +180,7 @@ def _seen(
         line.by_idiom[idiom] += weight_ns
         if ACTS & set(idiom):
             line.acting[slot] += weight_ns
-        else:
+        elif slot >= FIRST_GAP:  # what hooks measure has rules of its own
             line.irregular[slot] += weight_ns * long_steps.part(slot, place)
         if slot == COMMUNICATION and roles.gathers_loss(stack):
             line.for_loss[slot] += weight_ns

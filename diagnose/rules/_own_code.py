@@ -45,16 +45,21 @@ def own_lines(profile: Profile) -> tuple[SourceLine, ...]:
 
 def irregular_lines(profile: Profile) -> tuple[SourceLine, ...]:
     """Returns the lines of the loop's own code that take their time in a few long steps at no regular
-    interval, with what they take there; the most expensive first."""
-    found = [part_of(line, line.irregular) for line in own_lines(profile) if _is_irregular(line)]
+    interval, with what they take there; the most expensive first. What works on results of the model then
+    is no metric of each step."""
+    scoring = beside_acting(loop_lines(profile, scores_now_and_then))
+    own = (line for line in own_lines(profile) if _is_irregular(line))
+    found = [part_of(line, line.irregular) for line in (*own, *scoring)]
     return tuple(sorted(found, key=lambda line: -line.share))
 
 
+def scores_now_and_then(line: SourceLine) -> bool:
+    """Whether a line works on results of the model in a few long steps at no regular interval."""
+    return OTHERS & set(line.idiom) == {"metric"} and _is_irregular(line)
+
+
 def irregular_batches(profile: Profile) -> tuple[SourceLine, ...]:
-    """Returns likewise the lines that make batches between the hooks, where no loader does: the lines of a
-    loader's batches are long for other reasons."""
-    if profile.program.loaders:
-        return ()
+    """Returns likewise the lines that make batches between the hooks: what a loader waits for is none."""
     found = [
         part_of(line, line.irregular)
         for line in profile.where

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import STRAGGLER, LineRule, at
+from diagnose.rules._own_code import scores_now_and_then
+from diagnose.rules.step_jitter import RARE_SCORE, long_steps_ns
 
 LEAST = 0.3
 """A metric computed with tensor operations still takes some."""
@@ -36,6 +42,7 @@ class SlowMetrics(LineRule):
     fires_on = (
         profile(other_ms=12, where=(at("hits += accuracy(out, y)", 0.1, "metric"),)),
         profile(other_ms=12, where=(at("score(out)", 0.03, "metric", "sync"),)),
+        replace(RARE_SCORE, host=HostStats()),  # `step-jitter` abstains
         profile(
             other_ms=12,
             gc_ms=5,
@@ -51,4 +58,12 @@ class SlowMetrics(LineRule):
         profile(gc_ms=10, where=(at("hits += accuracy(out, y)", 0.1, "metric", phase=Phase.GC),)),
         profile(other_ms=12, where=(at("print(accuracy)", 0.1, "log", "metric"),)),
         profile(evaluation_ms=10, where=(at("score(out)", 0.1, "metric", phase=Phase.EVALUATION),)),
+        RARE_SCORE,
     )
+
+    def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
+        """See `LineRule.lines`. What only a few steps do, at no regular interval, is `step-jitter`'s."""
+        lines = super().lines(profile)
+        if Phase.OTHER not in long_steps_ns(profile):
+            return lines
+        return tuple(line for line in lines if not scores_now_and_then(line))

@@ -46,6 +46,7 @@ QUIET = HostStats(runnable_share=0.001)
 RARE_OTHER = Series(spike_ns={Phase.OTHER: 18e6}, spike_share={Phase.OTHER: 0.1}, period={})
 SETTLES = at("nearest = torch.cdist(seen, centres).argmin(1)", 0.18)
 RARE_OWN = profile(other_ms=20, series=RARE_OTHER, host=QUIET, where=(replace(SETTLES, irregular=0.17),))
+RARE_SCORE = replace(RARE_OWN, where=(replace(SETTLES, irregular=0.17, idiom=("metric",)),))
 RARE_WAIT = Series(spike_ns={Phase.DATA_WAIT: 18e6}, spike_share={Phase.DATA_WAIT: 0.1}, period={})
 RARE_BATCH = profile(
     data_wait_ms=20,
@@ -83,6 +84,8 @@ class StepJitter(Rule):
             host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.03, stolen_cpus=0.04),
         ),
         RARE_BATCH,
+        replace(RARE_BATCH, program=Program(loaders=(Loader(num_workers=0),))),
+        RARE_SCORE,
         RARE_OWN,
     )
     silent_on = (
@@ -93,7 +96,6 @@ class StepJitter(Rule):
         replace(RARE_OWN, where=(replace(SETTLES, irregular=0.17, every="step % 10 == 0"),)),
         replace(RARE_OWN, where=(replace(SETTLES, irregular=0.17, idiom=("log",)),)),
         replace(RARE_BATCH, where=(replace(SETTLES, phase=Phase.DATA_WAIT),)),
-        replace(RARE_BATCH, program=Program(loaders=(Loader(num_workers=0),))),
         profile(series=RARE, host=HostStats(runnable_share=0.08)),
         profile(series=replace(RARE, by_tokens=0.9), host=QUIET),
         profile(series=RARE, host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.06)),

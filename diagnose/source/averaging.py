@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 
-from diagnose.source.calling import is_call
+from diagnose.source.calling import is_call, keyword_of
 from diagnose.source.names import names, names_in, variables, words, words_of
 from diagnose.source.place import Place
 from diagnose.source.statements import assigned, is_operation, nodes_of, statements_in
@@ -78,17 +79,34 @@ def _goes_toward(place: Place) -> bool:
 
 
 def _blends(node: ast.AST) -> bool:
-    """Whether an expression goes a part of the way from one value to another: `a * (1 - r) + b * r`."""
+    """Whether an expression goes a part of the way from one value to another: `a * (1 - r) + b * r`, or
+    `0.9 * a + 0.1 * b`."""
     if is_call(node, ("lerp", "lerp_")):
         return True
+    if is_call(node, {"add_"}) and isinstance(node.func, ast.Attribute):
+        added, before = keyword_of(node, "alpha"), node.func.value
+        scaled = before.args[0] if is_call(before, {"mul_"}) and before.args else None
+        return (
+            is_operation(added, ast.Sub)
+            and scaled is not None
+            and ast.unparse(added) == f"1 - {ast.unparse(scaled)}"
+        )
     if not is_operation(node, ast.Add):
         return False
-    sides = (node.left, node.right)
-    return all(is_operation(side, ast.Mult) for side in sides) and any(
+    sides = [side for side in (node.left, node.right) if is_operation(side, ast.Mult)]
+    if len(sides) < 2:
+        return False
+    parts = [_number(side.left) or _number(side.right) for side in sides]
+    return (all(parts) and math.isclose(sum(parts), 1.0)) or any(
         is_operation(part, ast.Sub) and isinstance(part.left, ast.Constant) and part.left.value == 1
         for side in sides
         for part in ast.walk(side)
     )
+
+
+def _number(node: ast.expr) -> float:
+    """Returns a number that is written out; 0 for anything else."""
+    return float(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, float) else 0.0
 
 
 def _sums_up(place: Place) -> bool:

@@ -99,6 +99,23 @@ JOINS = {
 }
 """Methods that wait for another thread or process, by a word of what they are called on: `handle.wait()`
 is a collective, and `", ".join()` a text."""
+LOOKS_ON = {
+    *(
+        "exists",
+        "is_file",
+        "isfile",
+        "is_set",
+        "is_alive",
+        "done",
+        "ready",
+        "empty",
+        "full",
+        "poll",
+        "locked",
+    ),
+    *("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time_ns"),
+}
+"""Functions that only look what time it is, or whether another has done something."""
 WAITED_FOR = {
     *("Queue", "SimpleQueue", "LifoQueue", "PriorityQueue", "JoinableQueue", "Thread", "Process", "Popen"),
     *("Event", "Condition", "Semaphore", "Barrier", "Lock", "RLock"),
@@ -255,6 +272,20 @@ def _waits_for(call: ast.Call, place: Place, name: str, owner: str) -> bool:
         file = keyword_of(call, "file")
         return isinstance(file, ast.Attribute) and file.attr == "stdin"
     return owner == "stdin" or (owner == "stdout" and name.startswith("read"))
+
+
+def spins(loop: ast.stmt | None, place: Place) -> bool:
+    """Whether a loop does nothing but look whether it may go on: `while time.monotonic() < due: pass`."""
+    if not isinstance(loop, ast.While) or not all(_idles(each) for each in loop.body):
+        return False
+    calls = [node for node in ast.walk(loop.test) if isinstance(node, ast.Call)]
+    looks = [is_call(each, LOOKS_ON) or origin(each, place.aliases) == ("time", "time") for each in calls]
+    return bool(looks) and all(looks)
+
+
+def _idles(statement: ast.stmt) -> bool:
+    sleeps = isinstance(statement, ast.Expr) and is_call(statement.value, WAITERS)
+    return sleeps or isinstance(statement, (ast.Pass, ast.Continue))
 
 
 def _asks_server(call: ast.Call, place: Place, name: str, owner: str) -> bool:

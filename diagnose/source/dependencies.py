@@ -292,11 +292,13 @@ def _put(statement: ast.stmt) -> Iterator[ast.expr]:
 
 def own_code(part: Part, found: Found) -> dict[int, set[str]]:
     """Returns by line what statements of the loss call besides: functions that get nothing of the batch
-    or of a model, `weight_at(step)` in `loss = loss * weight_at(step)`."""
+    or of a model, `weight_at(step)` in `loss = loss * weight_at(step)`, or nothing of a model and work on
+    the batch in Python: `weights_of(x)`, which begins with `rows = x.tolist()`."""
     batch = [s for s in part.statements if found.roles.get(s.lineno) is Phase.DATA_WAIT]
-    told = set().union(*part.derived([*part.models, *part.asks, *batch]).values())
-    told |= part.from_outside(set().union(*part.reads.values()))
-    told -= COUNTERS
+    outside = part.from_outside(set().union(*part.reads.values()))
+    told = set().union(*part.derived([*part.models, *part.asks, *batch]).values(), outside) - COUNTERS
+    data = found.batch.union(*(part.writes[id(s)] for s in (*part.asks, *batch)))
+    results = set().union(*part.derived(part.models).values(), outside - data)
     own: dict[int, set[str]] = {}
     for statement in part.statements:
         if id(statement) in part.hooked or found.roles.get(statement.lineno) is not Phase.FORWARD:
@@ -305,7 +307,8 @@ def own_code(part: Part, found: Found) -> dict[int, set[str]]:
             last_name(call.func)
             for call in calls_of(statement)
             if is_call(call, part.effects.functions)
-            and not any(_may_hold(name, part) for name in reads_in(call) & told)
+            for kept in (results if part.effects.leaves_tensors(last_name(call.func)) else told,)
+            if not any(_may_hold(name, part) for name in reads_in(call) & kept)
             and not part.is_computed(ast.Expr(call))
         }
         own.update((line, aside) for line in header_lines(statement) if aside)

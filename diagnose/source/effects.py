@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from diagnose.source.calling import bound, callee, calls_of, is_call, parameters_of
 from diagnose.source.kinds import Definition
-from diagnose.source.names import last_name, names
+from diagnose.source.names import last_name, names, names_in
 from diagnose.source.reads_writes import REORDERS, closure, reads, writes
 from diagnose.source.simulators import simulators_of
 from diagnose.source.statements import nodes_of, statements_of
 
 Attributes = dict[str, set[str]]
 """Attributes, `self.rows`, and the classes whose objects have them."""
+
+VALUES = {"tolist", "item", "numpy"}
+"""Methods that give values of a tensor."""
 
 WEIGHTS = {"parameters", "named_parameters", "weight"}
 """Names in a statement that goes over a model's weights, or reads them."""
@@ -43,6 +46,7 @@ class Effects:
         self._read_by: dict[frozenset[str], Attributes] = {}
         self._set_by: dict[str, Attributes] = {}
         calls: defaultdict[str, set[str]] = defaultdict(set)
+        modules_of: defaultdict[str, set[str]] = defaultdict(set)
         for file, tree in trees.items():
             for node in ast.walk(tree):
                 if isinstance(node, Definition):
@@ -53,7 +57,10 @@ class Effects:
                 own = {each for s in statements for each in writes(s) if each.startswith("self.")}
                 if name == "__init__":
                     self._made |= own
-                    self._modules |= {each for s in statements if _makes_module(s) for each in writes(s)}
+                    made = {each for s in statements if _makes_module(s) for each in writes(s)}
+                    self._modules |= made
+                    for each in self._classes.get(id(function), ()):
+                        modules_of[each] |= made
                     continue
                 self._later |= set().union(*(writes(s) for s in statements if not _reorders(s)))
                 self._assigned[name] |= own
@@ -61,7 +68,7 @@ class Effects:
                 for each, base in (called for s in statements for called in methods_called(s)):
                     calls[name] |= {each} if base == "self" else set()
         for name, found in self.functions.items():
-            if all(_uses(function, self._modules) for _, function in found):
+            if all(_uses(function, self._modules_in(function, modules_of)) for _, function in found):
                 self._computes.add(name)
         grew = True
         while grew:
@@ -71,6 +78,11 @@ class Effects:
                 if called & self._computes and len(self.functions[name]) == 1:
                     self._computes.add(name)
             grew = len(self._computes) + sum(map(len, self._assigned.values())) > before
+
+    def _modules_in(self, function: Definition, of_class: Mapping[str, set[str]]) -> set[str]:
+        """Returns the attributes that hold modules in a method; any may in a function that is none."""
+        classes = self._classes.get(id(function))
+        return self._modules if classes is None else set().union(*(of_class[each] for each in classes))
 
     def writes(self, statement: ast.stmt) -> set[str]:
         """Returns the names, dotted names and containers that a statement assigns, or changes."""
@@ -100,6 +112,11 @@ class Effects:
         """Whether a method of this name uses weights of a model, or modules that its object was made
         with."""
         return method in self._computes
+
+    def leaves_tensors(self, function: str) -> bool:
+        """Whether functions of this name take values out of tensors: `rows = x.tolist()`."""
+        found = self.functions.get(function, ())
+        return bool(found) and all(names_in(each) & VALUES for _, each in found)
 
     def is_module(self, attribute: str) -> bool:
         """Whether objects are made with a module in this attribute, `self.net`."""

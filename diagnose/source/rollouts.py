@@ -19,7 +19,7 @@ ENVIRONMENTS = {
 }
 """Words of what an environment is called."""
 
-ADVANCES = {"step", "reset", "recv", "step_wait"}
+ADVANCES = {"step", "reset", "recv", "send", "step_wait"}
 
 PERFORMS = {"act", "play", "move", "push", "advance", "perform"}
 """What else an environment that is called one is told to do."""

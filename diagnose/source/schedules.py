@@ -31,7 +31,7 @@ def sets_rate(statement: ast.stmt, loops: Sequence[Loop], groups: Collection[str
     held = {GROUPS, *groups}
     over = (loop for loop in loops if isinstance(loop, ForLoop) and held & names_in(loop.iter))
     turns = names_in(*(loop.target for loop in over))
-    return any(names_in(target) & (turns | held) for target in _rates(statement))
+    return any(names_in(group) & (turns | held) for group, _ in _rates(statement))
 
 
 def groups_of(function: Scope) -> frozenset[str]:
@@ -50,10 +50,15 @@ def _is_of_groups(value: ast.expr) -> bool:
     return isinstance(value, ast.Attribute) and value.attr == GROUPS
 
 
-def _rates(statement: ast.stmt) -> list[ast.expr]:
-    """Returns the containers of which a statement sets a rate."""
+def _rates(statement: ast.stmt) -> list[tuple[ast.expr, ast.expr | None]]:
+    """Returns the containers in which a statement sets a rate, and to what, where it says so:
+    `group["lr"] = rate`, `group.update(lr=rate)`."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if is_call(call, {"update"}) and isinstance(call.func, ast.Attribute):
+        return [(call.func.value, each.value) for each in call.keywords if each.arg in RATES]
+    value = statement.value if isinstance(statement, ast.Assign) else None
     return [
-        target.value
+        (target.value, value)
         for target in targets_of(statement)
         if isinstance(target, ast.Subscript)
         and isinstance(target.slice, ast.Constant)
@@ -122,7 +127,7 @@ def _setters(function: Scope, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 def _set_by(setters: Iterable[ast.stmt]) -> set[str]:
     """Returns the names of what statements set as a rate as it is."""
-    return {_name_of(each.value) for each in setters if isinstance(each, ast.Assign)} - {""}
+    return {_name_of(value) for each in setters for _, value in _rates(each) if value is not None} - {""}
 
 
 def _name_of(value: ast.expr) -> str:

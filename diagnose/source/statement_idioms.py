@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from diagnose.source.call_idioms import Within, of_call, only_reads
+from diagnose.source.call_idioms import Within, of_call, only_reads, spins
 from diagnose.source.calling import calls_in, is_call
 from diagnose.source.files import writes_table
 from diagnose.source.flows import makes_only
@@ -38,7 +38,7 @@ from diagnose.source.slices import is_chain, is_side_loop, takes_slices
 from diagnose.source.statements import nodes_of, statements_in, yields
 from diagnose.source.tensor_operations import is_at_once
 from diagnose.source.tensor_values import asks_tensor
-from diagnose.source.weight_idioms import of_lists, of_weights, serves_average, serves_update
+from diagnose.source.weight_idioms import of_lists, of_weights, serves_average, serves_clip, serves_update
 
 LOADERS = {"batches", "dataloader", "dl", "loader", "loaders"}
 """Words of what gives batches."""
@@ -89,6 +89,8 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         found.add(METRIC)
     if isinstance(place.statement, (ast.If, ast.While, ast.Assert)) and asks_tensor(place.statement.test):
         found.add(SYNC)
+    if spins(place.statement, place) or (place.loops and spins(place.loops[0], place)):
+        found.add(WAIT)
     if not found - {SYNC} and _makes_text(place):
         found.add(SAVE if writes(place.statement) & place.saved else LOG)
     if not found and _makes_saved(place):
@@ -128,6 +130,8 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
             yield idiom
     if not found and not within.stepping and serves_average(place):
         yield EMA
+    elif not found and not (within.stepping or within.model) and serves_clip(place):
+        yield CLIP
     elif not found and not (within.stepping or within.model) and serves_update(place, nodes):
         yield UPDATE
     elif not found and (in_comprehension or _side_loops(place, within)) and not at_once:

@@ -209,6 +209,20 @@ def serves_average(place: Place) -> bool:
     return any(states & names_in(loop) and _turn_does(EMA, place, (loop,)) for loop in beside)
 
 
+def serves_clip(place: Place) -> bool:
+    """Whether a statement makes what the same turn of a loop over weights limits a gradient by, in the
+    statement itself: `most = p.norm() * 0.01`, before `p.grad.clamp_(-most, most)`."""
+    loop, made = place.loops[0] if place.loops else None, writes(place.statement)
+    if not isinstance(loop, ast.For) or not made or not _turn_does(CLIP, place, place.loops):
+        return False
+    inside = (replace(place, statement=inner) for inner in _statements(loop.body))
+    return any(
+        made & names(nodes_of(each.statement)) and CLIP in of_weights(each, nodes_of(each.statement))
+        for each in inside
+        if each.statement is not place.statement
+    )
+
+
 def serves_update(place: Place, nodes: list[ast.AST]) -> bool:
     """Whether a statement helps a loop over weights that updates them, as the denominator of an Adam does:
     `den = v.sqrt().add_(eps)`. Only elementwise work is what calls for all tensors save: no products of
@@ -274,7 +288,7 @@ def of_lists(call: ast.Call, place: Place) -> Iterator[str]:
 def _by_norms(used: set[str], place: Place) -> bool:
     """Whether names are of what was made of the norms of gradients, or say that they clip."""
     told = words_of(used)
-    return bool(used & place.norms or told & CLIPPING_WORDS) and not told & AVERAGING_WORDS
+    return bool(used & place.norms) or bool(told & CLIPPING_WORDS and not told & AVERAGING_WORDS)
 
 
 def _clips(place: Place) -> bool:
@@ -304,8 +318,8 @@ def _new_gradients(place: Place) -> Iterator[ast.expr]:
             made = [*call.args[:1]] if call.func.attr == "copy_" else []
             yield from call.args[:1] if call.func.attr in SCALES else ()
     for value in made:
-        if is_operation(value, ast.Mult, ast.Div) or is_call(value, SCALED):
-            yield value
+        arms: list[ast.expr | None] = [*value.args[1:]] if is_call(value, {"where"}) else [value]
+        yield from (arm for arm in arms if is_operation(arm, ast.Mult, ast.Div) or is_call(arm, SCALED))
 
 
 def _projects(place: Place) -> bool:
