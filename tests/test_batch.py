@@ -158,6 +158,30 @@ def test_of_an_object_only_what_it_holds_itself_is_looked_at():
     assert batch_size(Slotted.__new__(Slotted)) == (0, 0)
 
 
+class Graphs:
+    """A batch of graphs, as an object of a class of the script's own."""
+
+    def __init__(self, nodes: Any, edges: Any) -> None:
+        self.names, self.nodes, self.edges = ["a name"], nodes, edges
+
+
+class Stored:
+    """A batch that keeps its tensors in a mapping."""
+
+    def __init__(self, **tensors: Any) -> None:
+        self.store = tensors
+
+
+def test_the_samples_that_an_object_of_any_class_holds_are_counted_where_nothing_else_is():
+    nodes, edges = torch.rand(30, 4), torch.zeros(2, 90, dtype=torch.long)
+    for batch in (Graphs(nodes, edges), Stored(name="a name", x=nodes)):
+        assert batch_size(batch) == (30, 0)
+        assert batch_size((batch, True)) == (30, 0)
+        assert batch_size({"batch": batch}) == (30, 0)
+        assert batch_size((batch, torch.ones(5, 3))) == (5, 0)
+    assert batch_size((torch.nn.Linear(3, 4), Graphs(torch.nn.Parameter(nodes), None), torch)) == (0, 0)
+
+
 class Counting(list[Any]):
     """Counts which of its elements are looked at."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import MemberDescriptorType
+from types import MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
@@ -28,13 +28,15 @@ def batch_size(batch: Any, asked: int = 0) -> tuple[int, int]:
 
     Args:
         batch: A tensor, or nested sequences, mappings and dataclasses of tensors, as a loader yields or a
-            model takes.
+            model takes. Where there is no tensor in these, other objects of one's own count, as those
+            that hold the nodes and edges of graphs.
         asked: The samples that the loader was to put into it, if known.
     """
     if type(batch) in (tuple, list) and batch and isinstance(batch[0], torch.Tensor):
         tensor: torch.Tensor | None = batch[0]  # nearly always
     else:
         tensor = first_tensor(batch)
+        tensor = _held(batch) if tensor is None else tensor
     if tensor is None or not tensor.dim():
         return 0, 0
     if len(tensor) != asked and isinstance(batch, (tuple, list)):
@@ -44,6 +46,22 @@ def batch_size(batch: Any, asked: int = 0) -> tuple[int, int]:
     if tensor.is_floating_point() or tensor.dim() != 2 or tensor.dtype is torch.bool:
         return len(tensor), 0
     return len(tensor), tensor.numel()
+
+
+def _held(batch: Any) -> torch.Tensor | None:
+    """Returns the first tensor that an object in a batch holds itself, or in a mapping that it holds; the
+    weights of a model are no batch's."""
+    each_part = parts_of(batch) if isinstance(batch, (tuple, list, Mapping)) else (batch,)
+    for part in islice(each_part, MAX_PARTS):
+        held = getattr(part, "__dict__", None)
+        if type(held) is not dict or isinstance(part, (torch.nn.Module, ModuleType)):
+            continue
+        for value in islice(held.values(), MAX_PARTS):
+            inside = islice(value.values(), MAX_PARTS) if isinstance(value, Mapping) else (value,)
+            for each in inside:
+                if isinstance(each, torch.Tensor) and not isinstance(each, torch.nn.Parameter):
+                    return each
+    return None
 
 
 def is_on_device(batch: Any) -> bool:

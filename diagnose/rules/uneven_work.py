@@ -70,7 +70,9 @@ class UnevenWork(RankRule):
     the same order on all ranks, or pack sequences.
 
     ## When it is wrong
-    Ranks whose devices differ, and whose batches differ to match.
+    Ranks whose devices differ, and whose batches differ to match. How long sequences of vectors are,
+    `(B, T, F)`, is not counted: where ranks differ in that alone, nothing is said but of a rank that always
+    comes last.
     """
 
     needs = ("program.imbalance", "ranks_comparable")
