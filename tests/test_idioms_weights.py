@@ -29,6 +29,22 @@ from tests.marked import of_marked
         ("for p in model.parameters():\n    p.data.add_(p.grad, alpha=-lr)  # here", UPDATE),
         ("for p in model.parameters():\n    p.data = p.data - lr * p.grad  # here", UPDATE),
         ("for p, g in zip(params, grads):\n    p -= lr * g  # here", UPDATE),
+        ("for p in model.parameters():\n    p.data.copy_(p.data - lr * p.grad)  # here", UPDATE),
+        ("for p in model.parameters():\n    p.data = torch.add(p.data, p.grad, alpha=-lr)  # here", UPDATE),
+        ("for p in model.parameters():\n    p.data.copy_(p.grad)  # here", PYTHON_LOOP),
+        ("for m in blocks:\n    m.weight.data -= lr * m.weight.grad  # here", UPDATE),
+        ("while i < 9:\n    ws[i].data -= lr * ws[i].grad  # here\n    i += 1", UPDATE),
+        ("for m in blocks:\n    m.weight.grad -= m.weight.grad.mean()  # here", PYTHON_LOOP),
+        (
+            "for i, p in enumerate(net.parameters()):\n    g = p.grad.numpy()\n"
+            "    ms[i] = b * ms[i] + (1 - b) * g  # here\n    p.data -= torch.from_numpy(ms[i])",
+            UPDATE,
+        ),
+        (
+            "for i, p in enumerate(net.parameters()):\n    g = p.grad.numpy()\n"
+            "    ms[i] = b * ms[i] + (1 - b) * g\n    p.data -= torch.from_numpy(np.sqrt(ms[i]))  # here",
+            UPDATE,
+        ),
         ("for p in model.parameters():  # here\n    p -= lr * p.grad", UPDATE),
         ("for p in model.parameters():\n    p -= lr * p.grad; p.grad = None  # here", UPDATE),
         (
@@ -363,3 +379,29 @@ for x, y in tasks:
     assert of_marked(text.format(graph), "adapted") == (PYTHON_LOOP,)
     named = text.replace("slopes", "grads").format(graph)
     assert of_marked(named, "adapted") == (PYTHON_LOOP,)
+
+
+STEP = """
+def step(w, g, m):
+    m = b * m + (1 - b) * g{0}
+    w = w - lr * m / (m.abs().sqrt() + eps){1}
+    return w, m
+
+weights = {{n: p.detach().clone() for n, p in net.named_parameters()}}
+grads = torch.autograd.grad(loss, list(weights.values()))
+for (n, w), g in zip(weights.items(), grads):
+    weights[n], ms[n] = step(w, g, ms[n]){2}
+"""
+
+
+@pytest.mark.parametrize("here", range(3))
+def test_a_function_that_gives_a_weight_back_moved_by_its_gradient_updates_it(here: int):
+    assert of_marked(STEP.format(*("  # here" * (each == here) for each in range(3)))) == (UPDATE,)
+
+
+def test_a_function_that_scores_a_weight_by_its_gradient_updates_nothing():
+    text = (
+        "def score(w, g):\n    return (w * g).abs()  # here\n"
+        "for n, p in net.named_parameters():\n    scores[n] = score(p.data, p.grad)"
+    )
+    assert of_marked(text) == ()

@@ -15,9 +15,16 @@ from diagnose.source.purposes import CLIP, EMA, UPDATE, WHOLE
 from diagnose.source.reads_writes import key_of, writes
 from diagnose.source.slices import is_side_loop
 from diagnose.source.statements import element_of, is_operation, nodes_of
-from diagnose.source.tensor_operations import MARKS, NUMBERS, is_elementwise, is_product, takes_lists
+from diagnose.source.tensor_operations import (
+    ELEMENTWISE,
+    MARKS,
+    NUMBERS,
+    is_elementwise,
+    is_product,
+    takes_lists,
+)
 from diagnose.source.weight_loops import changed, data_of, in_pairs, sources, turns
-from diagnose.source.weight_updates import SCALES, aliases, is_gradient, keeps_moment, updates
+from diagnose.source.weight_updates import SCALES, aliases, changes_own, is_gradient, keeps_moment, updates
 from diagnose.source.weight_words import ASKED, GRADIENTS, HOOKS, KEEPS, OVER_WEIGHTS
 
 NORMS = {"norm", "vector_norm"}
@@ -49,7 +56,7 @@ def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
         if helped:
             yield from helped
             return
-    if _makes_anew(place):
+    if _makes_anew(place) or changes_own(place, nodes):
         yield UPDATE
         return
     gone_over = names_in(*iterated) | place.hooked
@@ -110,7 +117,9 @@ def _of_turn(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     gradients = given & place.gradients
     if not given:
         return
-    if not gradients and not used & GRADIENTS:
+    if _is_step(place):
+        yield UPDATE
+    elif not gradients and not used & GRADIENTS:
         if (len(given) > 1 and blends_in(place.statement, nodes)) or scales_and_adds(place):
             yield EMA
         elif place.turned & place.gradients and updates(place, nodes):
@@ -119,6 +128,25 @@ def _of_turn(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
         yield CLIP
     elif updates(place, nodes):
         yield UPDATE
+
+
+def _is_step(place: Place) -> bool:
+    """Whether a function that is given a weight and its gradient returns that weight, moved:
+    `w = w - lr * m / (v.sqrt() + eps)`."""
+    weights = place.turned - place.gradients
+    if not weights or not place.turned & place.gradients:
+        return False
+    inside = list(ast.walk(place.function)) if place.function is not None else []
+    returned = [node for node in inside if isinstance(node, ast.Return) and node.value is not None]
+    values = [(names_in(node.value), node.value) for node in returned]
+    values += [(names(node.targets), node.value) for node in inside if isinstance(node, ast.Assign)]
+    given_back = names_in(*(node.value for node in returned))
+    for held, value in values:
+        if isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Add, ast.Sub)) and held & given_back:
+            old = data_of(value.left)
+            if isinstance(old, ast.Name) and old.id in weights:
+                return True
+    return False
 
 
 def _changes_given(place: Place) -> bool:
@@ -232,7 +260,8 @@ def serves_update(place: Place, nodes: list[ast.AST]) -> bool:
         return False
     calls = (node for node in nodes if isinstance(node, ast.Call))
     if not all(
-        is_elementwise(each) or is_call(each, BESIDE) or callee(each)[1] == "math" for each in calls
+        is_elementwise(each) or is_call(each, BESIDE | ELEMENTWISE) or callee(each)[1] == "math"
+        for each in calls
     ):
         return False
     over = names_in(loop.iter) & (OVER_WEIGHTS | place.weights | place.gradients)

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from diagnose.source.calling import is_call
 from diagnose.source.names import names, names_in, variables
 from diagnose.source.place import Place
-from diagnose.source.statements import nodes_of
+from diagnose.source.slices import is_side_loop
+from diagnose.source.statements import is_operation, nodes_of
 from diagnose.source.weight_loops import WRITES, data_of, key, turns
 from diagnose.source.weight_words import GRADIENTS
 from diagnose.source.weights import turns_of
 
 CHANGES = (WRITES - {"copy_"}) | {"addcdiv_", "addcmul_"}
 SCALES = {"mul_", "div_"}
+ADDS = {"add", "sub", "subtract", "addcdiv", "addcmul"}
 
 
 def updates(place: Place, nodes: list[ast.AST]) -> bool:
@@ -30,12 +32,28 @@ def _targets(statement: ast.stmt, nodes: list[ast.AST]) -> Iterator[ast.expr]:
     """Yields what a statement changes in place, or puts a result into."""
     if isinstance(statement, ast.AugAssign):
         yield statement.target
-    elif isinstance(statement, ast.Assign) and any(isinstance(node, ast.BinOp) for node in nodes):
+    elif isinstance(statement, ast.Assign) and (
+        any(isinstance(node, ast.BinOp) for node in nodes) or _moves(statement.value)
+    ):
         yield from (target for target in statement.targets if not isinstance(target, ast.Name))
-    elif isinstance(statement, ast.Expr) and is_call(statement.value, CHANGES):
-        function = statement.value.func
-        if isinstance(function, ast.Attribute):
-            yield function.value
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        anew = is_call(call, {"copy_"}) and any(map(_moves, call.args))
+        if isinstance(call.func, ast.Attribute) and (anew or is_call(call, CHANGES)):
+            yield call.func.value
+
+
+def _moves(value: ast.expr) -> bool:
+    """Whether something is added to something else, or taken from it."""
+    return is_operation(value, ast.Add, ast.Sub) or is_call(value, ADDS)
+
+
+def changes_own(place: Place, nodes: list[ast.AST]) -> bool:
+    """Whether a loop of its own changes in each turn what it asks the gradient of, whatever it goes over:
+    `layer.weight.data -= lr * layer.weight.grad`."""
+    asked = {key(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "grad"}
+    is_turn = bool(place.loops) and is_side_loop(place.loops[0])
+    return is_turn and bool(asked & set(map(key, _targets(place.statement, nodes))))
 
 
 def keeps_moment(place: Place, nodes: list[ast.AST]) -> bool:

@@ -27,7 +27,7 @@ PASS_ON = {
 KEEPS = {"detach", "clone", "to", "cpu", "float", "double", "requires_grad_", "deepcopy", "copy"}
 """What of a weight is still a weight."""
 
-RESHAPES = {"view", "reshape", "flatten", "ravel"}
+RESHAPES = {"view", "reshape", "flatten", "ravel", "numpy"}
 """What of a gradient is still one, besides."""
 
 Scope = Definition | None
