@@ -79,7 +79,7 @@ class WorkerLog:
         self._delay = CpuDelay()
         self._helpers = Helpers(queue)
         self._files = Files(recorder)
-        self.sightings = Sightings(dataset)
+        self.sightings = Sightings(dataset, worker_id)
         recorder.reset()
         recorder.thread = get_ident()
         self._sampler = Sampler(recorder)
@@ -215,6 +215,7 @@ def _with_timed_collate(
         original(fetcher, *args, **kwargs)
         collate_timed = timed(fetcher.collate_fn, recorder, collated)
         fetcher.collate_fn = told(collate_timed, recorder, sightings.fetched, 0)
+        recorder.guarded(sightings.epoch_begins)
 
     return hidden(init)
 
