@@ -159,7 +159,7 @@ def _head(statement: ast.stmt) -> tuple[range, list[ast.AST]]:
     body = getattr(statement, "body", None)
     end = body[0].lineno if isinstance(body, list) else (statement.end_lineno or statement.lineno) + 1
     parts = list(ast.iter_child_nodes(statement))
-    heads = [part for part in parts if not isinstance(part, (ast.stmt, ast.ExceptHandler))]
+    heads = [part for part in parts if not isinstance(part, (ast.stmt, ast.ExceptHandler, ast.match_case))]
     return range(statement.lineno, max(end, statement.lineno + 1)), heads
 
 
