@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from diagnose.analysis.opening import reading_of
 from diagnose.core.input import Reading
 from diagnose.source.sources import Sources
@@ -21,7 +19,7 @@ class Tiles:
                 raw = file.read()
                 tiles.append(parsed(raw))
         image = stacked(tiles)
-        name = open(self.names[row]).read()
+        name = looked_up(self.names[row])
         return augmented(image), name
 """
 GETS = "Tiles.__getitem__"
@@ -35,7 +33,7 @@ def at(line: int, function: str = GETS) -> Frame:
 
 def report(**told: Any) -> dict[str, Any]:
     return {
-        "opened": [2, 8, 136, 4000, 400],
+        "opened": [2, 8, 136, 4000, 400, 600],
         "opening": [[list(at(6)), 128], [list(at(10)), 8]],
         **told,
     }
@@ -49,24 +47,30 @@ def read(reports: list[dict[str, Any]], samples: dict[Frame, int]) -> Reading | 
 def test_reading_is_where_files_are_opened_and_what_is_done_while_they_are_open():
     samples = {at(6): 3 * SECOND, at(7): 2 * SECOND, at(9): 4 * SECOND, at(10): SECOND}
     found = read([report(), report()], samples)
-    assert found == Reading(opens=68, samples=4, read_bytes=2000, made_bytes=200, share=0.6)
+    assert found == Reading(
+        opens=68, reads=300, samples=4, read_bytes=2000, made_bytes=200, share=0.6, asking_share=0.0
+    )
 
 
-def test_lines_that_open_few_of_the_files_do_not_count():
+def test_lines_that_open_few_of_the_files_and_are_not_seen_to_read_do_not_count():
     found = read([report(opening=[[list(at(6)), 128], [list(at(10)), 4]])], {at(6): SECOND, at(10): SECOND})
     assert found is not None and found.share == 0.5
 
 
-@pytest.mark.parametrize("frame", [at(6, "other"), ("/home/u/other.py", 6, GETS)])
-def test_the_same_line_number_elsewhere_reads_nothing(frame: Frame):
-    found = read([report()], {frame: SECOND})
+def test_the_same_line_number_elsewhere_reads_nothing():
+    found = read([report()], {("/home/u/other.py", 6, GETS): SECOND})
     assert found is not None and found.share == 0
 
 
 def test_what_a_worker_cannot_tell_is_not_zero():
-    found = read([report(opened=[2, None, 136, None, None]), report()], {at(6): 1_000_000})
+    found = read([report(opened=[2, None, 136, None, None, None]), report()], {at(6): 1_000_000})
     assert found == Reading(opens=68, samples=None, read_bytes=None, made_bytes=None, share=None)
 
 
 def test_workers_that_have_looked_into_no_batch_say_nothing_of_reading():
-    assert read([report(opened=[0, 0, 0, 0, 0]), {}], {at(6): SECOND}) is None
+    assert read([report(opened=[0, 0, 0, 0, 0, 0]), {}], {at(6): SECOND}) is None
+
+
+def test_a_worker_of_before_that_counts_no_calls_still_tells_of_its_files():
+    found = read([report(opened=[2, 8, 136, 4000, 400])], {at(6): SECOND})
+    assert found is not None and (found.opens, found.reads) == (68, None)

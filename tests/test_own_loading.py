@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import diagnose
-from diagnose.analysis.own_loading import reading_lines, reading_share
+from diagnose.analysis.reading import lines_that_read, reading_shares
 from diagnose.hooks.repeated_samples import MAX_DATASETS, TIMES
 from diagnose.source.sources import Sources
 from diagnose.store.reader import Frame
@@ -50,11 +50,13 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells 
 
 
 def test_lines_read_that_open_a_file_or_work_on_one_while_it_is_open():
-    assert reading_lines(ast.parse(SOURCE)) == {7, 8, 9, 10, 11, 12}, "no picture, no writing, no parsing"
+    assert lines_that_read(ast.parse(SOURCE)).reading == {7, 8, 9, 10, 11, 12}, (
+        "no picture, no writing, no parsing"
+    )
 
 
 def test_a_file_that_cannot_be_parsed_has_no_such_lines():
-    assert reading_lines(None) == frozenset()
+    assert lines_that_read(None).reading == frozenset()
 
 
 def test_the_reading_share_is_of_the_whole_sampled_time():
@@ -63,8 +65,8 @@ def test_the_reading_share_is_of_the_whole_sampled_time():
 
     sources = Sources({"/home/u/data.py": SOURCE})
     shares = [(stack(7), 2.0 * SECOND), (stack(8), SECOND), (stack(17), SECOND)]
-    assert reading_share(shares, sources) == 0.75
-    assert reading_share([(stack(7), 1e6)], sources) is None, "too few samples"
+    assert reading_shares(shares, sources).reading == 0.75
+    assert reading_shares([(stack(7), 1e6)], sources).reading is None, "too few samples"
 
 
 # -- samples that come again

@@ -13,8 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import diagnose
-from diagnose.analysis.own_loading import reading_lines
+from diagnose.analysis.reading import lines_that_read, reading_shares
 from diagnose.rules._own_loading import MOSTLY
+from diagnose.source.sources import Sources
 
 READ = """
 state = pickle.load(file)
@@ -30,6 +31,11 @@ with zipfile.ZipFile(path) as archive:
 raw = archive.extractfile(name)
 rows = self.conn.cursor().execute(query, (number,))
 archive = tarfile.TarFile(path, mode="r")
+answer = urllib.request.urlopen(address).read()
+raw = self.server.recv(4096)
+member = archive.getmember(name)
+with tarfile.open(path) as archive:
+    raw = archive.extractfile(name).read()
 """
 MADE = """
 with h5py.File(path, "w") as file:
@@ -49,11 +55,42 @@ with tarfile.TarFile(path, mode="w") as archive:
 
 
 def test_stores_of_other_kinds_are_read_too():
-    assert reading_lines(ast.parse(READ)) == set(range(2, 15))
+    assert lines_that_read(ast.parse(READ)).reading == set(range(2, 20))
+
+
+ASKED = """
+rows = self.db.execute("SELECT wave FROM waves WHERE number = ?", (number,)).fetchall()
+wave = np.frombuffer(connection.execute(query).fetchone()[0], np.float32)
+with zipfile.ZipFile(path) as archive:
+    image = decoded(archive.read(name))
+with tarfile.open(path) as archive:
+    raw = archive.extractfile(name).read()
+for number, value in cursor.execute(query):
+    total += weighed(value)
+"""
+TAKEN_APART = """
+image = decoded(connection.execute(query).fetchone()[0])
+with open(path) as file:
+    text = file.read()
+state = np.load(path)
+"""
+
+
+def test_a_line_that_only_asks_a_store_is_told_from_one_that_takes_apart_what_it_gets():
+    assert lines_that_read(ast.parse(ASKED)).asking == {2, 3, 4, 6, 7, 8}
+    assert lines_that_read(ast.parse(TAKEN_APART)).asking == frozenset()
+
+
+def test_what_a_package_does_in_a_line_that_asks_a_store_is_not_asking():
+    file, second = "/home/u/data.py", 1_000_000_000
+    stack = (file, 2, "get"), ("/home/u/train.py", 3, "main")
+    stacks = [((("", 0, ""), *stack), second), ((("/site-packages/a/b.py", 9, "f"), *stack), second)]
+    shares = reading_shares(stacks, Sources({file: ASKED}))
+    assert (shares.reading, shares.asking) == (1.0, 0.5)
 
 
 def test_what_is_written_or_taken_apart_in_memory_is_not_read():
-    assert reading_lines(ast.parse(MADE)) == frozenset()
+    assert lines_that_read(ast.parse(MADE)).reading == frozenset()
 
 
 class Pickled(Dataset[Any]):

@@ -134,7 +134,7 @@ def test_where_the_cpus_let_workers_win_half_the_transforms_part_gives_the_name(
     assert "make preparing a sample cheaper" in found.fix.lower()
 
 
-READ_OFTEN = Reading(opens=2080.0, samples=32.0, read_bytes=30e6, made_bytes=25e6, share=0.8)
+READ_OFTEN = Reading(opens=2080.0, reads=6240.0, samples=32.0, read_bytes=30e6, share=0.8)
 
 
 @pytest.mark.parametrize(

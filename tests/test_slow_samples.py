@@ -104,6 +104,6 @@ def test_long_waits_in_which_files_are_read_are_of_the_storage():
     assert found(loading(40, stats=BURSTS, own=pieces())) == ["slow-storage"]
     few = pieces(reads=96.0, read_bytes=2e6)
     assert found(loading(40, stats=BURSTS, own=few)) == ["slow-samples"], "it computes"
-    assert found(loading(40, stats=BURSTS, own=few, host=STANDS_STILL)) == ["serial-loading"]
+    assert found(loading(40, stats=BURSTS, own=few, host=STANDS_STILL)) == ["slow-storage"]
     parsed = pieces(reading_share=0.3)
     assert found(loading(40, stats=BURSTS, own=parsed, host=STANDS_STILL)) == ["slow-samples"]

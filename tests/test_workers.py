@@ -112,6 +112,7 @@ def test_files_that_workers_open_for_a_sample_are_counted_and_what_they_read(tmp
     assert found.reading is not None
     assert (found.reading.opens, found.reading.samples) == (4 * 8, 4)
     assert found.reading.read_bytes == pytest.approx(4 * 8 * 50_000, rel=0.01)
+    assert found.reading.reads == pytest.approx(2 * 4 * 8, rel=0.1), "each until its end"
     assert found.reading.made_bytes == 4 * 2 * 4
     assert found.reading.share is not None and found.reading.share > 0.5
 

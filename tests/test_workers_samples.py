@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import diagnose
 from diagnose.hooks._worker_readings import (
@@ -55,6 +55,24 @@ def test_samples_that_come_out_the_same_each_epoch_are_told_from_random_ones(tmp
         train(loader, 0.1 if persistent else 0.0)  # a persistent worker's last half second is not sent
     workers = workers_of(diagnose.detach())
     assert (workers.repeated, workers.varied) == ((0, 4) if random else (4, 0))
+
+
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_first_samples_of_a_stream_are_watched_in_each_worker(tmp_path, persistent, random):
+    class Lines(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            info = get_worker_info()
+            assert info is not None
+            for row in range(info.id, 40, info.num_workers):
+                yield torch.rand(2) if random else torch.full((2,), float(row))
+
+    loader = DataLoader(Lines(), batch_size=4, num_workers=2, persistent_workers=persistent)
+    diagnose.attach(tmp_path / "run")
+    for _ in range(3):
+        train(loader, 0.1 if persistent else 0.0)
+    workers = workers_of(diagnose.detach())
+    assert (workers.repeated, workers.varied) == ((0, 8) if random else (8, 0))
 
 
 class Picture:

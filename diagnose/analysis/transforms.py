@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from diagnose.analysis.loaders import facts_of
-from diagnose.analysis.opening import MIN_SAMPLED_NS
+from diagnose.analysis.reading import MIN_SAMPLED_NS
 from diagnose.core.input import InputStats
 from diagnose.source.batch_work import GETS, UNPACKS
 from diagnose.source.batch_work import READS as READING

@@ -32,19 +32,23 @@ class Reading:
 
     Attributes:
         opens: Files that its main thread opens, by way of Python.
+        reads: System calls with which it reads; `None` when unknown.
         samples: Samples in the batch; `None` where nobody says.
         read_bytes: Bytes that its main thread reads, without what is mapped into memory; `None` when
             unknown.
         made_bytes: Bytes of the batch; `None` when unknown.
-        share: Part of the workers' sampled time in lines of the script that open files, or work on them
-            while they are open; `None` where samples are too few.
+        share: Part of the workers' sampled time in lines of the script that read files or other stores, or
+            work on them while they are open; `None` where samples are too few.
+        asking_share: Likewise, in lines that do nothing but ask a data base or open an archive.
     """
 
     opens: float
+    reads: float | None = None
     samples: float | None = None
     read_bytes: float | None = None
     made_bytes: float | None = None
     share: float | None = None
+    asking_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,7 @@ class OwnLoading:
         made_bytes: Bytes of the batch; `None` when unknown.
         reading_share: Part of the sampled time of loading, 0 to 1, in lines that read files, or work on one
             while it is open; `None` where samples are too few.
+        asking_share: Likewise, in lines that do nothing but ask a data base or open an archive.
         repeated: Watched samples that came out the same each time they were asked for again; none where
             making them draws from the process's random number generators.
         varied: Those that came out differently.
@@ -132,6 +137,7 @@ class OwnLoading:
     read_bytes: float | None = None
     made_bytes: float | None = None
     reading_share: float | None = None
+    asking_share: float | None = None
     repeated: int = 0
     varied: int = 0
 

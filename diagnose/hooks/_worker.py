@@ -79,7 +79,7 @@ class WorkerLog:
         self._delay = CpuDelay()
         self._helpers = Helpers(queue)
         self._files = Files(recorder)
-        self.sightings = Sightings(dataset)
+        self.sightings = Sightings(dataset, worker_id)
         recorder.reset()
         recorder.thread = get_ident()
         self._sampler = Sampler(recorder)
@@ -157,7 +157,14 @@ class WorkerLog:
             "delay_ns": self._delay.known_ns,
             "pieces": self._pieces,
             "piped_bytes": self._piped_bytes,
-            "opened": [files.batches, files.samples, files.opens, files.read_bytes, files.made_bytes],
+            "opened": [
+                files.batches,
+                files.samples,
+                files.opens,
+                files.read_bytes,
+                files.made_bytes,
+                files.reads,
+            ],
             "opening": [[resolve(*place), count] for place, count in files.opening()],
             "spread": self._spread.counts(),
             "longest_ns": self._spread.longest_ns,
@@ -215,6 +222,7 @@ def _with_timed_collate(
         original(fetcher, *args, **kwargs)
         collate_timed = timed(fetcher.collate_fn, recorder, collated)
         fetcher.collate_fn = told(collate_timed, recorder, sightings.fetched, 0)
+        recorder.guarded(sightings.epoch_begins)
 
     return hidden(init)
 

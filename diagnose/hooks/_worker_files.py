@@ -35,26 +35,28 @@ class Files:
         batches: Batches looked into.
         samples: Samples in them; `None` once the indices of a batch did not say.
         opens: Files opened for them.
-        read_bytes: Bytes that its system calls read for them; `None` where the kernel does not tell.
+        reads: System calls that read for them; `None` where the kernel does not tell.
+        read_bytes: Bytes that these read; likewise.
         made_bytes: Bytes of the batches; `None` once one had too many parts.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.batches = self.opens = 0
         self.samples: int | None = 0
+        self.reads: int | None = 0
         self.read_bytes: int | None = 0
         self.made_bytes: int | None = 0
         self._places: dict[tuple[int, int], int] = {}
         self._recorder = recorder
         self._left = 0
         self._made = False
-        self._read_mark = 0
+        self._read_mark = (0, 0)
         self._asked: Any = None
         self._thread = 0  # that is listened to
         try:
             self._file = os.open("/proc/thread-self/io", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            self._file, self.read_bytes = -1, None
+            self._file, self.reads, self.read_bytes = -1, None, None
         sys.addaudithook(self._heard)
 
     def asked(self, indices: Any) -> None:
@@ -73,8 +75,10 @@ class Files:
             return
         self._thread = 0
         self.batches += 1
-        if self.read_bytes is not None:
-            self.read_bytes += self._read_now() - self._read_mark
+        if self.reads is not None and self.read_bytes is not None:
+            read, calls = self._read_now()
+            self.read_bytes += read - self._read_mark[0]
+            self.reads += calls - self._read_mark[1] - 1  # the first look's own
         if self.samples is not None:
             self.samples = self.samples + len(self._asked) if isinstance(self._asked, list) else None
         self._made = True
@@ -105,6 +109,7 @@ class Files:
             if place is not None:
                 self._places[place] = self._places.get(place, 0) + 1
 
-    def _read_now(self) -> int:
-        # The first line is `rchar: 12345`. Read from an open file: a few microseconds.
-        return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0
+    def _read_now(self) -> tuple[int, int]:
+        # rchar: 1 wchar: 2 syscr: 3 ... Read from an open file: a few microseconds.
+        fields = os.pread(self._file, 128, 0).split() if self._file >= 0 else ()
+        return (int(fields[1]), int(fields[5])) if fields else (0, 0)

@@ -126,19 +126,32 @@ class Sightings:
     """Checksums of a few samples, each time they are fetched: the same sample may come out the same.
 
     Args:
-        dataset: The worker's dataset. One without a length has no samples to watch.
+        dataset: The worker's dataset. Of a stream the first samples of each epoch are watched, which each
+            worker has of its own.
+        worker_id: The loader's number of the worker.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, worker_id: int = 0) -> None:
+        self._worker_id = worker_id
+        self._begins = False  # no batch of the epoch has been asked for
         length = len(dataset) if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") else 0
         self._watched = {part * length // WATCHED for part in range(WATCHED)} if length else set()
         self._wanted: list[tuple[int, int]] = []
         self.seen: list[tuple[int, int]] = []
 
+    def epoch_begins(self) -> None:
+        """The worker begins to go through its dataset."""
+        self._begins = True
+
     def asked(self, indices: Any) -> None:
         """The worker begins to fetch these indices: a list, or one of them for a whole batch."""
         self._wanted = []
-        if self._watched and len(self.seen) < MAX_SIGHTINGS:
+        begins, self._begins = self._begins, False
+        if isinstance(indices, list) and indices and indices[0] is None:  # of a stream: what comes next
+            if begins and len(self.seen) < MAX_SIGHTINGS:
+                first = self._worker_id * WATCHED
+                self._wanted = [(first + place, place) for place in range(min(WATCHED, len(indices)))]
+        elif self._watched and len(self.seen) < MAX_SIGHTINGS:
             if isinstance(indices, list):
                 if not self._watched.isdisjoint(indices):
                     places = {index: place for place, index in enumerate(indices)}
@@ -148,7 +161,7 @@ class Sightings:
 
     def fetched(self, samples: Any) -> None:
         """The samples asked for, before they are collated."""
-        for index, place in self._wanted:
+        for index, place in self._wanted[: len(samples)] if isinstance(samples, list) else self._wanted:
             sum_ = checksum(samples if place < 0 else samples[place])
             if sum_ is not None:
                 self.seen.append((index, sum_))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from diagnose.core.input import OwnLoading
+from diagnose.core.input import OwnLoading, Reading
 from diagnose.core.profile import Profile
 from diagnose.rules._serial import Serial, has_other_cause
 from diagnose.rules._supply import main_loader
@@ -52,24 +52,35 @@ class LoadingRule(Rule):
         return self.needs if loader is not None and loader.num_workers else self.own_needs
 
 
-def opening_reads(own: OwnLoading) -> float:
+def opening_reads(read: OwnLoading | Reading) -> float:
     """Returns how many of the calls that read for a batch can have opened a file, or found its end: not
     those that fill whole buffers, but for one file of each sample."""
-    reads = own.reads or 0.0
-    filling = (own.read_bytes or 0.0) / BUFFER_BYTES
-    return max(reads - filling, min(reads, FILE_READS * (own.samples or 0.0)))
+    reads = read.reads or 0.0
+    filling = (read.read_bytes or 0.0) / BUFFER_BYTES
+    return max(reads - filling, min(reads, FILE_READS * (read.samples or 0.0)))
+
+
+def only_reads(read: OwnLoading | Reading, share: float, cpu_ns: float) -> bool:
+    """Whether reading is most of the CPU time of whoever loads: it passes where files are read, and takes
+    no longer than reading them does, or it is a data base or an archive that takes it. Else it is what is
+    made of them that takes it. Where calls were not counted nobody can say so.
+
+    Args:
+        read: What is read for a batch.
+        share: Part of the time that passes where files are read.
+        cpu_ns: The CPU time of making a batch.
+    """
+    if read.reads is None or (read.asking_share or 0.0) >= MOSTLY:
+        return share >= MOSTLY
+    most_ns = MAX_READ_NS * opening_reads(read) + MAX_BYTE_NS * (read.read_bytes or 0.0)
+    return share >= MOSTLY and share * cpu_ns <= most_ns
 
 
 def may_only_read(own: OwnLoading, serial: Serial, profile: Profile) -> bool:
-    """Whether reading may be most of the training thread's loading: that passes where files are read, and
-    takes no longer than reading them does. Else it is what is made of them that takes it. Of what was not
-    measured nobody can say that it was not reading."""
+    """Whether reading may be most of the training thread's loading; it may where no lines were seen."""
     share = 1.0 if own.reading_share is None else own.reading_share
-    if share < MOSTLY:
-        return False
-    reading_ns = share * serial.wait_ns / (profile.input.batches_per_step or 1.0)
-    most_ns = MAX_READ_NS * opening_reads(own) + MAX_BYTE_NS * (own.read_bytes or 0.0)
-    return own.reads is None or reading_ns <= most_ns
+    cpu_ns = 0.0 if serial.waits else serial.wait_ns / (profile.input.batches_per_step or 1.0)
+    return only_reads(own, share, cpu_ns)
 
 
 def has_come_to_keep(profile: Profile, serial: Serial) -> bool:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diagnose.core.finding import Finding
-from diagnose.core.input import Reading
+from diagnose.core.input import OwnLoading, Reading
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
 from diagnose.rules._own_loading import (
-    MAX_BYTE_NS,
     MOSTLY,
     LoadingRule,
     has_come_to_keep,
     may_only_read,
+    only_reads,
     opening_reads,
 )
 from diagnose.rules._phases import shared
-from diagnose.rules._serial import CAUSE_ACTIONS, Serial, has_other_cause, serial_of, where_loading
-from diagnose.rules._serial_examples import ON_ONE_CPU, loading, pieces
+from diagnose.rules._serial import CAUSE_ACTIONS, Serial, serial_of, where_loading
+from diagnose.rules._serial_examples import ON_BOTH_CPUS, ON_ONE_CPU, loading, pieces
 from diagnose.rules._supply import (
     CROWDED_BOUNDS,
     DIVIDE,
@@ -33,19 +33,8 @@ from diagnose.rules._supply import (
 from diagnose.rules._worker_examples import A_CPU_IDLE, WELL_FED, crowded_by, fed_by
 from diagnose.rules._worker_line import where_slow
 
-MANY_FILES = 4.0
-"""Files for one sample. One or two, a picture and its label, are what a data set usually is."""
-
-MAX_FILE_NS = 300_000
-"""CPU time of opening, reading and closing a small file in Python; an array with a header takes the most,
-0.1 to 0.2 ms. Lines that take longer for each file decode it: a photograph takes some milliseconds."""
-
-AMPLIFIED = 8.0
-"""Bytes read for one byte of a batch. Of samples that are cut out of larger ones it is less, and compressed
-files are smaller than what comes of them."""
-
 MANY_READS = 8.0
-"""Calls of the training thread for one sample, without those that only fill a buffer: of four files."""
+"""Calls that read for one sample, without those that only fill a buffer: of four files."""
 
 FOR_NOTHING = "samples are read in large pieces that hold nothing else, as good as for nothing"
 FEW_FILES = (
@@ -58,14 +47,22 @@ READ_LESS = (
 
 STREAM = {"iterable": True}
 
-SMALL_FILES = Reading(opens=2080.0, samples=32.0, read_bytes=30e6, made_bytes=25e6, share=0.8)
+SMALL_FILES = Reading(opens=2080.0, reads=6240.0, samples=32.0, read_bytes=30e6, made_bytes=25e6, share=0.8)
 """65 files of a sample, each of which takes some 70 us."""
 
-WHOLE_FILE = Reading(opens=32.0, samples=32.0, read_bytes=1280e6, made_bytes=0.1e6, share=0.9)
+WHOLE_FILE = Reading(opens=32.0, reads=96.0, samples=32.0, read_bytes=1280e6, made_bytes=0.1e6, share=0.9)
 """40 MB of which a sample takes a row."""
 
-PICTURES = Reading(opens=32.0, samples=32.0, read_bytes=3e6, made_bytes=19e6, share=0.9)
+PICTURES = Reading(opens=32.0, reads=450.0, samples=32.0, read_bytes=3e6, made_bytes=19e6, share=0.9)
 """A photograph per sample that is decoded in the line that opens it."""
+
+WAITING = {"cpu_share": 0.1}
+
+QUERIES = Reading(opens=0.0, reads=0.0, samples=32.0, read_bytes=0.0, share=0.9, asking_share=0.85)
+"""A data base that looks through a table for each sample; its pages are in memory."""
+
+DISTANT = replace(ON_BOTH_CPUS, process_cpus=0.9, on_cpu_share=0.62, num_threads=1)
+"""A training thread that stands still for 37 ms of each 100."""
 
 
 class SlowStorage(LoadingRule):
@@ -76,9 +73,10 @@ class SlowStorage(LoadingRule):
     would keep up but for that: a stream need not be one that several can share.
 
     Reading need not wait. Where the page cache has the files it takes a CPU all the time, and most of that
-    may go into opening many small files for each sample, or into reading far more than a sample keeps.
-    Without workers the training thread does that itself; the fault is named so where most of its loading
-    passes where files are read, and takes no longer than reading them does.
+    may go into opening small files, into reading far more than a sample keeps, or into a data base or an
+    archive that looks for what is asked for. The fault is named so where most of the loading passes where
+    files are read, and takes no longer than reading them does, or where such a store is asked. Without
+    workers the training thread does that itself, or stands still while it reads.
 
     The readings that it needs, below, are of workers. Without any it needs `input.own.reading_share` and
     `input.own.reads`.
@@ -89,10 +87,10 @@ class SlowStorage(LoadingRule):
     only wait may also outnumber the CPUs.
 
     ## When it is wrong
-    A dataset that paces itself, such as a live stream. Where more workers would win most of the wait, that
-    is the cheaper cure, and the fault is `too-few-workers`, or `serial-loading` where there are none. Files
-    that are decoded in the line that opens them look like reading where decoding one takes as little as
-    opening it.
+    A dataset that paces itself, such as a live stream. Where more workers would win most of the wait, and
+    whoever loads is not seen to stand still while it reads, that is the cheaper cure, and the fault is
+    `too-few-workers`, or `serial-loading` where there are none. Files that are decoded in the line that
+    opens them look like reading where decoding one takes as little as opening it.
     """
 
     needs = ("input.workers", "input.steady_wait_ns", "input.workers.delay_share")
@@ -103,42 +101,54 @@ class SlowStorage(LoadingRule):
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.05}),
         fed_by(data_wait_ms=30, fetch_ms=390, num_workers=4, cpus=4, workers={"cpu_share": 0.3}),
         fed_by(data_wait_ms=30, fetch_ms=100, num_workers=1, loader=STREAM, workers={"cpu_share": 0.6}),
+        fed_by(data_wait_ms=30, fetch_ms=100, num_workers=1, workers={**WAITING, "reading": QUERIES}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": SMALL_FILES}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": WHOLE_FILE}),
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": QUERIES}),
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"reading": SMALL_FILES}}),
         fed_by(data_wait_ms=10, fetch_ms=110, **crowded_by(reading=SMALL_FILES)),
         loading(40, own=pieces()),
         loading(40, own=pieces(reads=96.0, read_bytes=1280e6)),
+        loading(40, own=pieces(reads=0.0, read_bytes=0.0, asking_share=0.8)),
+        loading(40, own=pieces(reads=0.0, read_bytes=0.0), host=DISTANT),
     )
     silent_on = (
         WELL_FED,
         loading(40),
         loading(40, own=pieces(reading_share=0.3)),
+        loading(40, own=pieces(reading_share=0.3), host=DISTANT),
         loading(40, own=pieces(reads=96.0)),
         loading(40, own=pieces(reads=288.0, read_bytes=2.1e6)),
         loading(40, own=pieces(), stats={"late_wait_ns": 1e6}),
         loading(40, own=pieces(), host=ON_ONE_CPU),
         loading(3, own=pieces()),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": PICTURES}),
-        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": replace(PICTURES, opens=256.0)}),
+        fed_by(
+            data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": replace(SMALL_FILES, reads=None)}
+        ),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": replace(SMALL_FILES, share=0.3)}),
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, workers={"reading": SMALL_FILES}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=20, fetch_ms=195, workers={"cpu_share": 0.05}),
+        fed_by(data_wait_ms=30, fetch_ms=100, num_workers=1, workers=WAITING),
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, loader=STREAM),
     )
+
+    def applies(self, profile: Profile) -> bool:
+        serial = serial_of(profile)
+        return (serial is not None and serial.waits) or super().applies(profile)
 
     def check(self, profile: Profile) -> Finding | None:
         serial = serial_of(profile)
         if serial is not None:
-            return self._own_reading(profile, serial) if has_other_cause(profile) else None
+            return self._own_reading(profile, serial)
         supply = supply_of(profile)
         if supply is None:
             return None
-        found = self._reading(profile, supply) if _reads(supply) else None
+        found = self._reading(profile, supply) if _only_reads(supply) else None
         if found is not None:
             return found
-        if not supply.behind or not supply.waits_for_storage:
+        if not supply.behind or not (supply.waits_for_storage or _stands_reading(supply)):
             return None
         lost_ns = supply.won_without_waiting_ns()
         if not lost_ns:
@@ -174,21 +184,18 @@ class SlowStorage(LoadingRule):
     def _own_reading(self, profile: Profile, serial: Serial) -> Finding | None:
         """Of a training thread that reads for most of its loading."""
         own = profile.input.own
-        if own is None or not own.reads or not may_only_read(own, serial, profile):
+        if own is None or not may_only_read(own, serial, profile):
             return None
         if has_come_to_keep(profile, serial):
             return None
         assert own.reading_share is not None
         lost_ns = own.reading_share * serial.wait_ns
-        if lost_ns <= serial.won_ns:
+        if lost_ns <= serial.won_ns and not serial.waits:
             return None  # workers win more
         where, offered = where_loading(profile, serial.loader), serial.won_by(profile)
-        per_sample = own.reads / own.samples if own.samples else 0.0
-        many = own.samples is not None and opening_reads(own) >= MANY_READS * own.samples
-        read = f"{format_bytes(own.read_bytes)} in " if own.read_bytes else ""
         return Finding(
             rule=self.name,
-            summary=f"The training thread reads files for {format_share(own.reading_share)} of its loading,"
+            summary=f"The training thread reads for {format_share(own.reading_share)} of its loading,"
             f" which takes {format_share(serial.wait_ns / serial.step_ns)} of each step.",
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.5 * lost_ns,
@@ -196,14 +203,13 @@ class SlowStorage(LoadingRule):
             assumption=FOR_NOTHING,
             evidence=(
                 *serial.evidence(profile),
-                f"For a batch it reads {read}{own.reads:.0f} system calls"
-                + (f", {per_sample:.0f} for each sample." if own.samples else "."),
-                "Lines that read files, and what is done with them while they are open, take"
+                *_read(own),
+                "Lines that read, and what is done with files while they are open, take"
                 f" {format_share(own.reading_share)} of its loading.",
                 *serial.whether_it_computes(profile),
                 *where.evidence,
             ),
-            fix=(FEW_FILES if many else f"{READ_LESS} keep what was read.") + serial.or_workers,
+            fix=(FEW_FILES if _many(own) else f"{READ_LESS} keep what was read.") + serial.or_workers,
             file=where.file,
             line=where.line,
             actions=self.actions if offered else (),
@@ -235,32 +241,24 @@ class SlowStorage(LoadingRule):
         if not lost_ns:
             return None
         where = where_slow(profile, supply.loader)
-        each = reading.opens / reading.samples if reading.samples else 0.0
-        many = each >= MANY_FILES
-        read_bytes, made_bytes = reading.read_bytes, reading.made_bytes
         return Finding(
             rule=self.name,
-            summary=f"Workers spend {format_share(reading.share)} of their time reading"
-            f" {f'{each:.0f} files for each sample' if many else 'far more than the samples keep'}, and"
-            f" {waits} of the time.",
+            summary=f"Workers spend {format_share(reading.share)} of their time reading, and {waits} of the"
+            " time.",
             lost_ns=lost,
             low_ns=low_ns,
             high_ns=high_ns,
             assumption=FOR_NOTHING,
             evidence=(
                 *supply.evidence(),
-                f"For a batch a worker opens {reading.opens:.0f} files"
-                + (
-                    f" and reads {format_bytes(read_bytes)}, to make {format_bytes(made_bytes)} of it."
-                    if read_bytes is not None and made_bytes is not None
-                    else "."
-                ),
-                f"Lines that open files, and what is done with them while they are open, take"
-                f" {format_share(reading.share)} of the workers' time; the page cache has the files, so"
-                " that it takes a CPU.",
+                *((f"For a batch a worker opens {reading.opens:.0f} files.",) if reading.opens else ()),
+                *_read(reading),
+                "Lines that read, and what is done with files while they are open, take"
+                f" {format_share(reading.share)} of the workers' time; they need not wait for it, so that"
+                " it takes a CPU.",
                 *where.evidence,
             ),
-            fix=(FEW_FILES if many else f"{READ_LESS} divide it into parts.") + instead,
+            fix=(FEW_FILES if _many(reading) else f"{READ_LESS} divide it into parts.") + instead,
             file=where.file,
             line=where.line,
             actions=tuple(offered),
@@ -268,16 +266,29 @@ class SlowStorage(LoadingRule):
         )
 
 
-def _reads(supply: Supply) -> bool:
-    """Whether workers that compute do so to read: many small files, or far more than they need."""
+def _only_reads(supply: Supply) -> bool:
+    """Whether workers that compute do so to read."""
+    reading, workers = supply.workers.reading, supply.workers
+    if reading is None or reading.share is None or reading.reads is None or not supply.needs_cpu:
+        return False
+    return only_reads(reading, reading.share, (workers.fetch_ns + workers.collate_ns) * workers.cpu_share)
+
+
+def _stands_reading(supply: Supply) -> bool:
+    """Whether workers that wait do so where they read: further ones would wait there, too."""
     reading = supply.workers.reading
-    if reading is None or reading.share is None or reading.share < MOSTLY or not supply.needs_cpu:
-        return False
-    making_ns = supply.workers.fetch_ns + supply.workers.collate_ns
-    cpu_ns = reading.share * making_ns * supply.workers.cpu_share
-    if reading.samples and reading.opens >= MANY_FILES * reading.samples:
-        return cpu_ns <= MAX_FILE_NS * reading.opens
-    read_bytes, made_bytes = reading.read_bytes, reading.made_bytes
-    if not read_bytes or not made_bytes or not reading.opens:
-        return False
-    return read_bytes >= AMPLIFIED * made_bytes and cpu_ns <= MAX_BYTE_NS * read_bytes
+    return reading is not None and (reading.share or 0.0) >= MOSTLY and not supply.needs_cpu
+
+
+def _many(read: OwnLoading | Reading) -> bool:
+    """Whether each sample lies in many files."""
+    return read.samples is not None and opening_reads(read) >= MANY_READS * read.samples
+
+
+def _read(read: OwnLoading | Reading) -> tuple[str, ...]:
+    """Says what is read for a batch, as far as system calls tell."""
+    if not read.reads:
+        return ()
+    much = f" {format_bytes(read.read_bytes)} in" if read.read_bytes else ""
+    made = f", to make {format_bytes(read.made_bytes)} of it" if read.made_bytes else ""
+    return (f"That takes{much} {read.reads:.0f} system calls that read{made}.",)
