@@ -146,16 +146,11 @@ def composed(
             evaluating=evaluating_of(main, warmup, sources),
         ),
         settings=settings_of(main),
-        device=device_of(
-            main,
-            warmup,
-            {
-                "idle_ns": idle_ns(main, warmup),
-                "idle_at_most_ns": None
-                if dry is None
-                else {phase: float(ns.mean()) for phase, ns in divided(dry, first.gap_parts).items()},
-                **device_readings(deep),
-            },
+        device=replace(
+            device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)}),
+            idle_at_most_ns=None
+            if dry is None
+            else {phase: float(ns.mean()) for phase, ns in divided(dry, first.gap_parts).items()},
         ),
         deep_window=deep,
         device_clock_share=device_share(main, warmup),

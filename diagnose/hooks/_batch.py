@@ -50,8 +50,10 @@ def batch_size(batch: Any, asked: int = 0) -> tuple[int, int]:
 
 def _held(batch: Any) -> torch.Tensor | None:
     """Returns the first tensor that an object in a batch holds itself, or in a mapping that it holds; the
-    weights of a model are no batch's."""
-    each_part = parts_of(batch) if isinstance(batch, (tuple, list, Mapping)) else (batch,)
+    weights of a model are no batch's, and an object of a list is one sample."""
+    if isinstance(batch, list):
+        return None
+    each_part = parts_of(batch) if isinstance(batch, (tuple, Mapping)) else (batch,)
     for part in islice(each_part, MAX_PARTS):
         held = getattr(part, "__dict__", None)
         if type(held) is not dict or isinstance(part, (torch.nn.Module, ModuleType)):

@@ -137,10 +137,10 @@ def _is_step(place: Place) -> bool:
     if not weights or not place.turned & place.gradients:
         return False
     inside = list(ast.walk(place.function)) if place.function is not None else []
-    returned = [node for node in inside if isinstance(node, ast.Return) and node.value is not None]
-    values = [(names_in(node.value), node.value) for node in returned]
+    returned = [node.value for node in inside if isinstance(node, ast.Return) and node.value is not None]
+    values = [(names_in(value), value) for value in returned]
     values += [(names(node.targets), node.value) for node in inside if isinstance(node, ast.Assign)]
-    given_back = names_in(*(node.value for node in returned))
+    given_back = names_in(*returned)
     for held, value in values:
         if isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Add, ast.Sub)) and held & given_back:
             old = data_of(value.left)
