@@ -131,14 +131,17 @@ def _of_turn(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _is_step(place: Place) -> bool:
-    """Whether a function that is given a weight and its gradient returns that weight, moved:
-    `w = w - lr * m / (v.sqrt() + eps)`."""
+    """Whether a function that is given a weight and its gradient returns that weight, moved, beside the
+    moments that it keeps: `w = w - lr * m / (v.sqrt() + eps)`, `return w, m, v`. One that returns a weight
+    alone may be a step inside of a loss."""
     weights = place.turned - place.gradients
     if not weights or not place.turned & place.gradients:
         return False
     inside = list(ast.walk(place.function)) if place.function is not None else []
-    returned = [node.value for node in inside if isinstance(node, ast.Return) and node.value is not None]
-    values = [(names_in(value), value) for value in returned]
+    returned = [
+        node.value for node in inside if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple)
+    ]
+    values = [(names_in(part), part) for value in returned for part in value.elts]
     values += [(names(node.targets), node.value) for node in inside if isinstance(node, ast.Assign)]
     given_back = names_in(*returned)
     for held, value in values:
