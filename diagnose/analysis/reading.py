@@ -137,14 +137,11 @@ def lines_that_read(tree: ast.Module | None) -> Lines:
     reading: set[int] = set()
     asking: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, With):
-            calls = [call for item in node.items for call in ast.walk(item.context_expr)]
-        elif isinstance(node, ast.Call):
-            calls = [node]
-        else:
-            calls = []
-        if any(map(reads, calls)):
-            reading.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))  # type: ignore[attr-defined]
+        if isinstance(node, (ast.With, ast.AsyncWith, ast.Call)):
+            inside = [] if isinstance(node, ast.Call) else [item.context_expr for item in node.items]
+            calls = [node, *(call for head in inside for call in ast.walk(head))]
+            if any(map(reads, calls)):
+                reading.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         if isinstance(node, ast.stmt):
             lines, heads = _head(node)
             made = [call for head in heads for call in ast.walk(head) if isinstance(call, ast.Call)]
