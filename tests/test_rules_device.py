@@ -39,14 +39,26 @@ RULES = built_in()
 
 def test_what_the_host_loses_counts_as_far_as_the_device_may_have_been_idle():
     logs = at("print(step)", 0.3, "log")
-    of_host = replace(profile(device=card(), other_ms=40, where=(logs,)))
-    behind = replace(of_host, device=card(idle_at_most_ns={Phase.OTHER: 0.0, Phase.FORWARD: 30e6}))
-    level = replace(of_host, device=card(idle_at_most_ns={Phase.OTHER: 10e6}))
+    of_host = replace(profile(device=card(busy_share=None), other_ms=40, where=(logs,)))
+    by_events = {Phase.OTHER: 0.0, Phase.FORWARD: 30e6}
+    behind = replace(of_host, device=card(busy_share=None, idle_at_most_ns=by_events))
+    level = replace(of_host, device=card(busy_share=None, idle_at_most_ns={Phase.OTHER: 10e6}))
     rule = {"logging-io": RULES["logging-io"]}
     lost = [[each.lost_ns for each in ask(rule, each)[0]] for each in (of_host, behind, level)]
     assert lost == [[{Phase.OTHER: pytest.approx(30e6)}], [], [{Phase.OTHER: 10e6}]]
     by_host = replace(behind, run=replace(behind.run, device="cpu"))
     assert ask(rule, by_host)[0], "no device, no doubt"
+
+
+def test_what_the_host_loses_is_no_more_than_the_time_without_a_kernel():
+    """Events cannot tell a host that waits for the device inside of a phase from one that launches late."""
+    waits = at("if x.abs().max().item() > 1e4:", 0.28, "sync", phase=Phase.FORWARD)
+    rule, lost = {"host-sync": RULES["host-sync"]}, []
+    for busy_share in (0.985, 0.9, 0.5, None):
+        device = card(busy_share=busy_share, idle_at_most_ns={Phase.FORWARD: 29e6})
+        findings = ask(rule, profile(device=device, where=(waits,)))[0]
+        lost.append(sum(each.lost_ns_per_step for each in findings))
+    assert lost == [0, pytest.approx(10e6), pytest.approx(28e6), pytest.approx(28e6)]
 
 
 def test_launches_are_waited_for_between_what_events_and_the_driver_allow():
