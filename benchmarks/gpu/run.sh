@@ -258,7 +258,7 @@ if wanted optimizers; then
         bash -c "on_gpu '$PYTHON' $gpu/optimizers.py --out '$OUT' --minutes $minutes"
     state_of_gpu "after optimizers"
 fi
-wanted faults && part faults 155 bash -c "on_gpu '$PYTHON' $gpu/faults.py --out '$OUT' --seconds 150"
+wanted faults && part faults 155 bash -c "on_gpu '$PYTHON' $gpu/faults.py --out '$OUT' --seconds 135"
 wanted end-to-end && part end-to-end 75 bash -c "on_gpu '$PYTHON' $gpu/end_to_end.py --out '$OUT' --steps $steps"
 wanted overhead && part overhead 65 bash -c overhead
 wanted actions && part actions 75 bash -c "on_gpu '$PYTHON' $gpu/actions.py --out '$OUT' --seconds 70"
