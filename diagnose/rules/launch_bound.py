@@ -121,9 +121,10 @@ class LaunchBound(DeviceRule):
     )
 
     def needed(self, profile: Profile) -> tuple[str, ...]:
-        device = profile.device
-        traced = device.launch_bound_ns is not None and device.num_kernels is not None
-        return TRACED if traced or device.idle_at_most_ns is None else HEARD
+        device, graph = profile.device, profile.program.graph
+        traced = None not in (device.launch_bound_ns, device.num_kernels)
+        heard = None not in (device.utilisation_share, device.idle_at_most_ns, graph)
+        return HEARD if heard and not traced else TRACED
 
     def check(self, profile: Profile) -> Finding | None:
         # All that the host does there is launch: in other phases idleness has other causes and rules.
