@@ -185,8 +185,9 @@ def _while_idle(rule: Rule, finding: Finding, profile: Profile) -> Finding | Non
     if device.idle_at_most_ns is not None:
         lost = {phase: min(ns, device.idle_at_most_ns.get(phase, 0.0)) for phase, ns in lost.items()}
     lost_ns = sum(lost.values())
-    if device.busy_share is not None and lost_ns:
-        part = min(1.0, (1 - device.busy_share) * profile.step_time_ns / lost_ns)
+    # Not `busy_share`, which may be of a deep window's few steps.
+    if device.utilisation_share is not None and device.other_processes == 0 and lost_ns:
+        part = min(1.0, (1 - device.utilisation_share) * profile.step_time_ns / lost_ns)
         lost = {phase: part * ns for phase, ns in lost.items()}
     part = sum(lost.values()) / finding.lost_ns_per_step
     if part in (0, 1):
