@@ -70,12 +70,12 @@ def test_what_is_too_short_for_an_event_of_its_own_may_have_been_idle_too() -> N
 
 def test_a_device_that_is_behind_for_steps_that_take_seconds_has_not_been_idle() -> None:
     loop = Loop()
-    for _ in range(8):
+    for _ in range(10):
         loop.batch()
         loop.phase(FORWARD, ("launch", 700 * MS), ("spend", 600 * MS))
         loop.phase(BACKWARD, ("launch", 700 * MS), ("spend", 600 * MS))
         loop.optimizer(("launch", MS))
-    for row in loop.finish()[2:]:
+    for row in loop.finish()[5:]:  # by then it is a second behind
         assert row.total_ns == near(1401 * MS)
         assert sum(row.dry.values()) == near(0)
 
