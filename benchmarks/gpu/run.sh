@@ -205,9 +205,9 @@ tune() {
 }
 
 overhead() {
-    local what=(--seconds 20 --step-ms 1 10 --device cuda)
+    local what=(--seconds 10 --step-ms 1 10 --device cuda)  # torch is imported five times besides
     if [ -n "$DRY_RUN" ]; then what=(--seconds 2 --step-ms 1); else sees_gpu || return 77; fi
-    "$PYTHON" benchmarks/overhead_parts.py "${what[@]}" --starts 2 --markdown "$OUT/overhead.md"
+    "$PYTHON" benchmarks/overhead_parts.py "${what[@]}" --starts 1 --markdown "$OUT/overhead.md"
 }
 
 export -f sees_gpu sanitizer tests kernel_tests device_tests on_gpu tune overhead
