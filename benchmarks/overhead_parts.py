@@ -50,26 +50,33 @@ def main() -> None:
     args = parser.parse_args()
     machine = f"{os.cpu_count()} cores, {platform.machine()}, {gpu(args.device)}, "
     machine += f"Python {platform.python_version()}"
-    text = "\n".join(
-        [
-            "# What measuring adds, part by part",
-            "",
-            f"`python benchmarks/overhead_parts.py --seconds {args.seconds} --starts {args.starts}`, "
-            f"{date.today()}, {machine}, torch {version()}. Steps: trimmed mean over pairs of blocks with "
-            "and without, standard error. Start and end: median and range.",
-            "",
-            "| step | bare, us of CPU time | diagnose adds | part of the step | to the wall | pairs |",
-            "|---|---|---|---|---|---|",
-            *(row for step_ms in args.step_ms for row in steps(step_ms, args.seconds, args.device)),
-            "",
-            "| start and end, seconds | bare | diagnose adds |",
-            "|---|---|---|",
-            *starts(args.starts),
-        ]
+    told: list[str] = []
+
+    def tell(*lines: str) -> None:
+        told.extend(lines)
+        print("\n".join(lines), flush=True)
+        if args.markdown:  # as far as it has come: whoever has little time may end it
+            args.markdown.write_text("\n".join([*told, ""]), encoding="utf-8")
+
+    tell(
+        "# What measuring adds, part by part",
+        "",
+        f"`python benchmarks/overhead_parts.py --seconds {args.seconds} --starts {args.starts}`, "
+        f"{date.today()}, {machine}, torch {version()}. Steps: trimmed mean over pairs of blocks with "
+        "and without, standard error. Start and end: median and range.",
+        "",
+        "| step | bare, us of CPU time | diagnose adds | part of the step | to the wall | pairs |",
+        "|---|---|---|---|---|---|",
     )
-    print(text)
-    if args.markdown:
-        args.markdown.write_text(text + "\n", encoding="utf-8")
+    failed = []
+    for step_ms in args.step_ms:
+        try:
+            tell(*steps(step_ms, args.seconds, args.device))
+        except subprocess.CalledProcessError as error:
+            failed.append(f"{step_ms} ms: {error.stderr}")
+    tell("", "| start and end, seconds | bare | diagnose adds |", "|---|---|---|", *starts(args.starts))
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 def version() -> str:
@@ -93,9 +100,7 @@ def steps(step_ms: int, seconds: int, device: str) -> list[str]:
     """Returns the rows of one step length, and what the recorder says of itself."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(JOB), "steps", folder, str(step_ms), str(seconds), device]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
         found = json.loads(done.stdout)
         account = found["own account"] | by_the_store(Path(folder))
     blocks = found["blocks"]  # without and with in turn, without at both ends

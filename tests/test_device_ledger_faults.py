@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import SLOT_OF, SLOTS
 from diagnose.hooks import _device_ledger
 from tests.simulated_device import MS, US, Event, SimulatedDevice, Stream
-from tests.simulated_loop import BACKWARD, FORWARD, REST, Loop, near
+from tests.simulated_loop import BACKWARD, FORWARD, OPTIMIZER, REST, Loop, near
 
 
 def test_what_may_have_been_idle_begins_when_the_device_has_come_so_far() -> None:
@@ -37,6 +37,47 @@ def test_clocks_that_run_apart_for_a_day_do_not_look_like_a_backlog(drift: float
                 host_ns = begun_ns + tenth * 100 * MS + behind_ns
                 offset.see(host_ns, round((host_ns + behind_ns) * (1 + drift)))
                 assert offset.lag_ns == near(behind_ns, 50 * US)
+
+
+@pytest.mark.parametrize("drift", [-50e-6, 0, 50e-6])
+def test_clocks_that_run_apart_take_nothing_of_what_may_have_been_idle(drift: float) -> None:
+    """A launch-bound loop, each phase of which is but some 30 us; recording an event takes 2 of them."""
+    loop = Loop(SimulatedDevice(drift=drift))
+    for step in range(2_500):
+        loop.batch(("spend", 30 * US))
+        for slot in (FORWARD, BACKWARD, OPTIMIZER):
+            loop.phase(slot, *[("spend", 10 * US), ("launch", 3 * US)] * 3)
+        loop.recorder.optimizer_stepped(1)
+        if not step % 1_000:
+            loop.read()
+    for row in loop.finish()[2_000:]:
+        for slot in (FORWARD, BACKWARD, OPTIMIZER):
+            assert row.dry[SLOTS[slot]] >= 33 * US, "of 42, 9 are work"
+
+
+def test_what_is_too_short_for_an_event_of_its_own_may_have_been_idle_too() -> None:
+    loop = Loop()
+    for _ in range(8):
+        loop.batch(("spend", 30 * US))
+        for _ in range(100):
+            loop.phase(REST, ("spend", 3 * US))
+        loop.phase(FORWARD, ("launch", 3 * US))
+        loop.phase(BACKWARD, ("launch", 3 * US))
+        loop.optimizer(("launch", 3 * US))
+    for row in loop.finish()[2:]:
+        assert sum(row.dry.values()) > 0.9 * (row.total_ns - 9 * US)
+
+
+def test_a_device_that_is_behind_for_steps_that_take_seconds_has_not_been_idle() -> None:
+    loop = Loop()
+    for _ in range(10):
+        loop.batch()
+        loop.phase(FORWARD, ("launch", 700 * MS), ("spend", 600 * MS))
+        loop.phase(BACKWARD, ("launch", 700 * MS), ("spend", 600 * MS))
+        loop.optimizer(("launch", MS))
+    for row in loop.finish()[5:]:  # by then it is a second behind
+        assert row.total_ns == near(1401 * MS)
+        assert sum(row.dry.values()) == near(0)
 
 
 def test_nothing_on_the_path_of_a_step_waits_or_asks_for_the_device() -> None:

@@ -103,6 +103,14 @@ def test_readings_of_the_warm_up_do_not_count():
     assert device.clock_share == 1.0
 
 
+def test_a_reading_that_looks_back_to_before_the_first_measured_step_is_no_share_of_its_time():
+    starting = reading(busy_share=0.2, time_ns=500 * MS)
+    training = [reading(time_ns=(1_500 + 1_000 * second) * MS) for second in range(3)]
+    device = device_of(log([starting, *training]), 0)
+    assert (device.busy_share, device.utilisation_share) == (0.9, 0.9)
+    assert device_of(log([starting, *training[:2]]), 0).utilisation_share is None
+
+
 def test_two_readings_are_no_share_of_the_time():
     device = device_of(log([reading(reasons=["HwSlowdown"])] * 2), 0)
     assert (device.throttle_reasons, device.clock_share, device.busy_share) == (None, None, None)

@@ -144,9 +144,15 @@ def test_whose_processes_are_is_not_told_from_inside_a_container(opened, says):
     assert "other_processes" not in opened().read()
 
 
-def test_the_only_process_on_the_device_is_this_one_whatever_its_number_is(opened, says):
-    says("process 4321 60")
+def test_the_only_process_on_the_device_is_this_one_where_its_number_is_of_outside(opened, says):
+    says("process 999999999 60")
     assert opened().read()["other_processes"] == 0
+
+
+def test_whose_processes_are_is_not_told_where_a_server_has_the_device_for_all_of_them(opened, says):
+    """As NVIDIA's MPS: it is the only process that the driver sees, whoever computes."""
+    says(f"process {os.getppid()} 60")
+    assert "other_processes" not in opened().read()
 
 
 def test_a_share_without_meaning_is_left_out(opened, says):

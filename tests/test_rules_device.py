@@ -13,6 +13,7 @@ from diagnose.analysis.profile import load_profile
 from diagnose.analysis.rank_summary import Window
 from diagnose.analysis.reduction import reduce_logs
 from diagnose.analysis.script import Script
+from diagnose.core.deep_window import TOLD
 from diagnose.core.graph import Graph, Work
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.parallel import Imbalance
@@ -40,7 +41,8 @@ RULES = built_in()
 def test_what_the_host_loses_counts_as_far_as_the_device_may_have_been_idle():
     logs = at("print(step)", 0.3, "log")
     of_host = replace(profile(device=card(), other_ms=40, where=(logs,)))
-    behind = replace(of_host, device=card(idle_at_most_ns={Phase.OTHER: 0.0, Phase.FORWARD: 30e6}))
+    by_events = {Phase.OTHER: 0.0, Phase.FORWARD: 30e6}
+    behind = replace(of_host, device=card(idle_at_most_ns=by_events))
     level = replace(of_host, device=card(idle_at_most_ns={Phase.OTHER: 10e6}))
     rule = {"logging-io": RULES["logging-io"]}
     lost = [[each.lost_ns for each in ask(rule, each)[0]] for each in (of_host, behind, level)]
@@ -49,12 +51,35 @@ def test_what_the_host_loses_counts_as_far_as_the_device_may_have_been_idle():
     assert ask(rule, by_host)[0], "no device, no doubt"
 
 
+def test_what_the_host_loses_is_no_more_than_the_time_without_a_kernel():
+    """Events cannot tell a host that waits for the device inside of a phase from one that launches late."""
+    waits = at("if x.abs().max().item() > 1e4:", 0.28, "sync", phase=Phase.FORWARD)
+    rule, lost = {"host-sync": RULES["host-sync"]}, []
+    for share, others in ((0.985, 0), (0.9, 0), (0.5, 0), (None, 0), (0.985, 1), (0.985, None)):
+        readings = {"utilisation_share": share, "other_processes": others}
+        device = card(idle_at_most_ns={Phase.FORWARD: 29e6}, **readings)
+        findings = ask(rule, profile(device=device, where=(waits,)))[0]
+        lost.append(sum(each.lost_ns_per_step for each in findings))
+    assert lost == [0, *(pytest.approx(ms * 1e6) for ms in (10, 28, 28, 28, 28))]
+
+
 def test_launches_are_waited_for_between_what_events_and_the_driver_allow():
     """Half of the time no kernel ran: of that, gaps may have had 4 of 95 ms."""
     finding = ask({"launch-bound": RULES["launch-bound"]}, by_events(600, ALWAYS_DRY))[0][0]
     assert sum(finding.lost_ns.values()) == pytest.approx(EXPECTED * 50e6 * 91 / 95)
     assert finding.low_ns == pytest.approx(LOW * 46e6)
     assert finding.high_ns == pytest.approx(50e6)
+
+
+@pytest.mark.parametrize("missing", ["utilisation_share", "idle_at_most_ns", "graph"])
+def test_what_launches_leave_is_asked_of_a_deep_window_where_events_and_driver_do_not_tell(missing: str):
+    heard = by_events(600, ALWAYS_DRY)
+    if missing == "graph":  # of a compiled model none is seen
+        unheard = replace(heard, program=replace(heard.program, graph=None))
+    else:
+        unheard = replace(heard, device=replace(heard.device, **{missing: None}))
+    (abstention,) = ask({"launch-bound": RULES["launch-bound"]}, unheard)[1]
+    assert abstention.missing in TOLD
 
 
 def test_a_devices_time_is_never_more_than_the_phases_that_wait_for_it():

@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,12 +65,15 @@ def main() -> int:
         names = ["sdpa", "channels-last"]
     until = time.monotonic() + args.seconds
     found: dict[str, Any] = {}
+    writing = threading.Lock()
     print("| action | job | outcome | speedup | reason |\n|---|---|---|--:|---|")
 
     def one(name: str) -> None:
-        found[name] = tried(name, args.steps, until - time.monotonic(), args.dry_run)
-        (args.out / "actions.json").write_text(json.dumps(dict(found), indent=1) + "\n", encoding="utf-8")
-        print(line(name, found[name]), flush=True)
+        came_of_it = tried(name, args.steps, until - time.monotonic(), args.dry_run)
+        with writing:
+            found[name] = came_of_it
+            (args.out / "actions.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            print(line(name, came_of_it), flush=True)
 
     with ThreadPoolExecutor(args.beside) as pool:
         list(pool.map(one, names))

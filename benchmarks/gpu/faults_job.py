@@ -8,6 +8,7 @@ A process waits for the file `--turn` before it touches the GPU, and has it unti
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import fcntl
 import math
 import time
@@ -20,7 +21,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 VOCABULARY = 512
+UPLOAD = "repeated-upload"
 MOST_STEPS = 4_000
+HUNG_S = 30.0
+"""So much longer than asked for, and a process that has the GPU is taken for hung: others wait for it."""
 
 
 class Block(nn.Module):
@@ -43,8 +47,6 @@ class Block(nn.Module):
             seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x_BTD = x_BTD + self.out(seen.transpose(1, 2).reshape(B, T, D))
         x_BTD = x_BTD + self.mlp(self.norms[1](x_BTD))
-        if self.fault == "host-sync" and x_BTD.abs().max().item() > 1e4:
-            raise FloatingPointError("activations explode")
         return x_BTD
 
 
@@ -93,16 +95,20 @@ def language(
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=fused, foreach=False)
     if fault == "graphed":
         model = torch.cuda.make_graphed_callables(model, (text[:rows, :-1].contiguous(),))
-    weights = torch.rand(rows * length, 4096 if device.type == "cuda" else 8)
+    weights = torch.rand(rows * length, 4096 if device.type == "cuda" else 8) if fault == UPLOAD else None
     step, busy = 0, 0
     while not until(step):
         at = step % 64 * rows
         x_BT, y_BT = text[at : at + rows, :-1].contiguous(), text[at : at + rows, 1:]
         logits = model(x_BT)
         loss = F.cross_entropy(logits.flatten(0, 1), y_BT.flatten())
-        if fault == "repeated-upload":
+        if weights is not None:
             loss = loss * weights.to(device).mean()
         loss.backward()
+        if fault == "host-sync":  # after each of them the device waits for the next to be launched
+            for parameter in model.parameters():
+                if parameter.grad.abs().max().item() > 1e4:
+                    raise FloatingPointError("gradients explode")
         optimizer.step()
         optimizer.zero_grad()
         if fault == "device-to-host-copies":
@@ -112,7 +118,7 @@ def language(
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
         if fault == "hidden-python":  # the device has work queued for longer than this takes
-            for number in range(20_000):
+            for number in range(150_000):
                 busy += number % 7
         step += 1
     print(f"{step} steps, loss {loss.item():.3f}, {busy}")
@@ -147,13 +153,14 @@ def main() -> None:
     parser.add_argument("job", choices=("gpt", "tiny", "images"))
     parser.add_argument("fault")
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--least", type=int, default=50, help="steps")
+    parser.add_argument("--least", type=int, default=30, help="steps")
     parser.add_argument("--turn", type=Path)
     parser.add_argument("--cpu", action="store_true", help="small, and without a GPU")
     args = parser.parse_args()
     if args.turn is not None:
         turn = args.turn.open("a")  # given back where the process ends
         fcntl.flock(turn, fcntl.LOCK_EX)
+        faulthandler.dump_traceback_later(args.seconds + HUNG_S, exit=True)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest" if args.fault == "fp32-matmul" else "high")
     device = torch.device("cpu" if args.cpu else "cuda")

@@ -205,9 +205,9 @@ tune() {
 }
 
 overhead() {
-    local what=(--seconds 20 --step-ms 1 10 --device cuda)
+    local what=(--seconds 10 --step-ms 1 10 --device cuda)  # torch is imported five times besides
     if [ -n "$DRY_RUN" ]; then what=(--seconds 2 --step-ms 1); else sees_gpu || return 77; fi
-    "$PYTHON" benchmarks/overhead_parts.py "${what[@]}" --starts 2 --markdown "$OUT/overhead.md"
+    "$PYTHON" benchmarks/overhead_parts.py "${what[@]}" --starts 1 --markdown "$OUT/overhead.md"
 }
 
 export -f sees_gpu sanitizer tests kernel_tests device_tests on_gpu tune overhead
@@ -258,7 +258,7 @@ if wanted optimizers; then
         bash -c "on_gpu '$PYTHON' $gpu/optimizers.py --out '$OUT' --minutes $minutes"
     state_of_gpu "after optimizers"
 fi
-wanted faults && part faults 155 bash -c "on_gpu '$PYTHON' $gpu/faults.py --out '$OUT' --seconds 150"
+wanted faults && part faults 155 bash -c "on_gpu '$PYTHON' $gpu/faults.py --out '$OUT' --seconds 135"
 wanted end-to-end && part end-to-end 75 bash -c "on_gpu '$PYTHON' $gpu/end_to_end.py --out '$OUT' --steps $steps"
 wanted overhead && part overhead 65 bash -c overhead
 wanted actions && part actions 75 bash -c "on_gpu '$PYTHON' $gpu/actions.py --out '$OUT' --seconds 70"

@@ -8,10 +8,14 @@ from typing import Any
 
 from diagnose.analysis.retries import retry_ns
 from diagnose.core.device import Device
+from diagnose.core.ledger import COUNTS
 from diagnose.store.reader import RankLog
 
 MIN_READINGS = 3
 """Of the driver, which is read once a second: a share of the time from fewer is none."""
+
+LOOKS_BACK_NS = 1_000_000_000
+"""What the driver calls the share of the time in which kernels ran is of up to a second before."""
 
 PER_CLOCK = 2
 """A core multiplies and adds in one clock, which counts as two; memory moves data at both its edges."""
@@ -44,6 +48,7 @@ def device_of(log: RankLog, warmup: int, supplied: Mapping[str, Any] | None = No
         "autocast_dtype": (facts.get("calls") or {}).get("autocast_dtype") if identity else None,
         **_rates(constants),
         **_driver(driver_readings(log, warmup), constants),
+        **_shares(log, warmup),
         **_allocator(log, warmup),
     }
     known = {name: value for name, value in (supplied or {}).items() if value is not None}
@@ -73,7 +78,6 @@ def _rates(constants: Figures) -> dict[str, float]:
 def _driver(readings: Sequence[Figures], constants: Figures) -> dict[str, Any]:
     if len(readings) < MIN_READINGS:
         return {}
-    utilisation = _mean(readings, "busy_share")
     others = [reading["other_processes"] for reading in readings if "other_processes" in reading]
     reasons = [set(reading["reasons"]) for reading in readings if "reasons" in reading]
     limits = [reading["power_limit_w"] for reading in readings if "power_limit_w" in reading]
@@ -81,9 +85,6 @@ def _driver(readings: Sequence[Figures], constants: Figures) -> dict[str, Any]:
     temperatures = [reading["temperature_c"] for reading in readings if "temperature_c" in reading]
     errors = [reading["uncorrected_errors"] for reading in readings if "uncorrected_errors" in reading]
     return {
-        # The driver counts kernels of anybody: they are ours where nobody else is there.
-        "busy_share": utilisation if others and not max(others) else None,
-        "utilisation_share": utilisation,
         "clock_share": _clock_share(readings, constants),
         "throttle_share": _part(reasons, HELD_DOWN) if len(reasons) >= MIN_READINGS else None,
         "throttle_reasons": (
@@ -98,6 +99,19 @@ def _driver(readings: Sequence[Figures], constants: Figures) -> dict[str, Any]:
         "other_processes": max(others, default=None),
         "other_sm_share": _mean(readings, "other_sm_share"),
     }
+
+
+def _shares(log: RankLog, warmup: int) -> dict[str, float | None]:
+    """Returns the part of the time in which kernels ran: anybody's, and ours where nobody else is there."""
+    begun_ns = int(log.steps[max(0, warmup - 1), COUNTS.index("end_ns")]) if len(log.steps) else 0
+    from_ns = begun_ns + LOOKS_BACK_NS
+    readings = [each for each in driver_readings(log, warmup) if each.get("time_ns", from_ns) >= from_ns]
+    if len(readings) < MIN_READINGS:
+        return {}
+    utilisation = _mean(readings, "busy_share")
+    others = [reading["other_processes"] for reading in readings if "other_processes" in reading]
+    ours = others and not max(others)
+    return {"busy_share": utilisation if ours else None, "utilisation_share": utilisation}
 
 
 def busy(readings: Sequence[Figures]) -> list[Figures]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from diagnose.core.ledger import COMMUNICATION, COPY, COUNTS
 from diagnose.hooks._device import Device, Event
-from diagnose.hooks._log import ARRIVED, STEPPED, WIDTH, Log, Mark, Seen
+from diagnose.hooks._log import ARRIVED, NEVER_NS, STEPPED, WIDTH, Log, Mark, Seen
 
 MAX_EVENTS = 16_384
 """Half a second, the time between two looks, of a step each millisecond; made as they are needed."""
@@ -36,9 +36,8 @@ to 2 us. Without an event of its own, what the device waits there is charged to 
 LOOK_AHEAD = 64
 """Events on one stream are passed in order: if this one has been, so have all before it."""
 
-DRY_WINDOW_NS = 500_000_000
-"""Two oscillators run apart by up to some 50 us a second, so what has been seen of the offset of the clocks
-counts for so long, and half of that again."""
+APART = 10_000
+"""The clocks run apart by one part in so many at most: two oscillators, each off by some 50 us a second."""
 
 BESIDE = 64
 """A time of this log is the device's, plus the part in which that may have been idle, times two to this."""
@@ -261,6 +260,7 @@ class DeviceLedger:
                 # Without both of its ends nothing is known of the time between: the step is the host's.
                 self._holes += 1
                 now_ns += max(0, host_ns - last_ns)
+                last_ns = host_ns
                 if event is not NO_EVENT:
                     offset.forget()
                     offset.see(host_ns, now_ns)
@@ -282,8 +282,8 @@ class DeviceLedger:
                     self._holes += 1
                 free(last)
                 last = event
+                last_ns = host_ns
                 offset.see(host_ns, now_ns)
-            last_ns = host_ns
             time = now_ns + (dry_ns << BESIDE)
             if isinstance(entry, tuple):
                 # Where the host's log counts samples, this counts holes.
@@ -319,29 +319,25 @@ class _Offset:
     """How far the device is behind the host.
 
     Their clocks have no common zero, but no event is passed before it is recorded: the least difference
-    seen of late is that of an event which met a device with nothing to do. Where there was none, the lag is
-    larger than this says, by the same in all of the window.
+    seen is that of an event which met a device with nothing to do. By now it may have grown by what the
+    clocks run apart. So the lag is what this says at least; where the device always had something to do, it
+    is larger.
     """
 
     def __init__(self) -> None:
         self.lag_ns = 0
-        self._least_ns: list[int] = []
-        self._least_of_all_ns = 0
-        self._begun_ns = 0
+        self._least_ns = NEVER_NS
+        self._at_ns = 0
 
     def see(self, host_ns: int, device_ns: int) -> None:
         """An event was recorded and passed at these times."""
         apart_ns = device_ns - host_ns
-        if not self._least_ns or host_ns - self._begun_ns > DRY_WINDOW_NS // 2:
-            recent = self._least_ns[-2:] if host_ns - self._begun_ns < DRY_WINDOW_NS else []
-            self._least_ns = [*recent, apart_ns]
-            self._least_of_all_ns = min(self._least_ns)
-            self._begun_ns = host_ns
-        elif apart_ns < self._least_ns[-1]:
-            self._least_ns[-1] = apart_ns
-            self._least_of_all_ns = min(apart_ns, self._least_of_all_ns)
-        self.lag_ns = apart_ns - self._least_of_all_ns
+        least_ns = self._least_ns + (host_ns - self._at_ns) // APART
+        if apart_ns < least_ns:
+            least_ns = self._least_ns = apart_ns
+            self._at_ns = host_ns
+        self.lag_ns = apart_ns - least_ns
 
     def forget(self) -> None:
         """What was seen is of another count of the device's time."""
-        self._least_ns = []
+        self._least_ns = NEVER_NS

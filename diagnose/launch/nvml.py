@@ -164,17 +164,14 @@ class Nvml:
         """Processes on the device that are none of this run's.
 
         Inside a container NVML may give the numbers that processes have outside: then ours is not among
-        them, and whose they are cannot be told. Unless there is one: this one is on the device, so it is
-        that.
+        them, and whose they are cannot be told. Unless there is one, which nobody has here: this one is on
+        the device, so it is that. One that is there, and not ours, may serve several, as MPS does.
         """
         name = "nvmlDeviceGetComputeRunningProcesses"
         found = self._ask((f"{name}_v3", f"{name}_v2", name))
         pids = {process.pid for process in found or ()}
-        if os.getpid() in pids:
-            others = {pid for pid in pids if not self._kin.has(pid)}
-        elif len(pids) == 1:
-            others = set()
-        else:
+        others = {pid for pid in pids if not self._kin.has(pid)}
+        if os.getpid() not in pids and (len(pids) != 1 or others):
             return {}
         if not others:
             return {"other_processes": 0, "other_sm_share": 0.0}

@@ -177,11 +177,18 @@ def _answer(name: str, rule: Rule, profile: Profile) -> Finding | Abstention | N
 
 
 def _while_idle(rule: Rule, finding: Finding, profile: Profile) -> Finding | None:
-    """Leaves of what the host lost what the accelerator may have been idle for meanwhile, at most."""
-    idle_ns = profile.device.idle_at_most_ns
-    if not rule.of_host or idle_ns is None:
+    """Leaves of what the host lost what the accelerator may have been idle for meanwhile, at most: in each
+    phase as its events tell, and in all as the driver does, who knows when it worked within a phase."""
+    if not rule.of_host:
         return finding
-    lost = {phase: min(ns, idle_ns.get(phase, 0.0)) for phase, ns in finding.lost_ns.items()}
+    device, lost = profile.device, finding.lost_ns
+    if device.idle_at_most_ns is not None:
+        lost = {phase: min(ns, device.idle_at_most_ns.get(phase, 0.0)) for phase, ns in lost.items()}
+    lost_ns = sum(lost.values())
+    # Not `busy_share`, which may be of a deep window's few steps.
+    if device.utilisation_share is not None and device.other_processes == 0 and lost_ns:
+        part = min(1.0, (1 - device.utilisation_share) * profile.step_time_ns / lost_ns)
+        lost = {phase: part * ns for phase, ns in lost.items()}
     part = sum(lost.values()) / finding.lost_ns_per_step
     if part in (0, 1):
         return finding if part else None

@@ -23,6 +23,9 @@ MIN_SHARE = 0.1
 MAX_NS_PER_KERNEL = 100_000
 """Launching takes an eager host 5 to 30 us a kernel. More, and the host does something else."""
 
+NO_KERNELS = (*UNFED, Phase.COPY)
+"""Phases in which the driver sees no kernel, whatever the device does: to it a copy is none."""
+
 KERNELS_PER_OP = 3
 """At least: one in the forward pass, and one for each of two inputs, or for clipping and the optimizer."""
 
@@ -55,6 +58,7 @@ def by_events(
 ALWAYS_DRY = {Phase.FORWARD: 29.0, Phase.BACKWARD: 53.0, Phase.OPTIMIZER: 9.0, Phase.OTHER: 4.0}
 BEHIND = {Phase.FORWARD: 2.0, Phase.BACKWARD: 0.5, Phase.OPTIMIZER: 0.1, Phase.OTHER: 4.0}
 DRY_BESIDE = {Phase.FORWARD: 6.0, Phase.BACKWARD: 2.0, Phase.OTHER: 58.0}
+LAUNCHED_ANEW = {Phase.FORWARD: 15.0, Phase.BACKWARD: 10.0, Phase.OTHER: 4.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +117,14 @@ class LaunchBound(DeviceRule):
         by_events(600, DRY_BESIDE, busy_share=0.4, other_ms=60),
         by_events(600, ALWAYS_DRY, data_wait_ms=50),
         by_events(60, ALWAYS_DRY),
+        by_events(600, LAUNCHED_ANEW, busy_share=0.7, copy_ms=25),
     )
 
     def needed(self, profile: Profile) -> tuple[str, ...]:
-        device = profile.device
-        traced = device.launch_bound_ns is not None and device.num_kernels is not None
-        return TRACED if traced or device.idle_at_most_ns is None else HEARD
+        device, graph = profile.device, profile.program.graph
+        traced = None not in (device.launch_bound_ns, device.num_kernels)
+        heard = None not in (device.utilisation_share, device.idle_at_most_ns, graph)
+        return HEARD if heard and not traced else TRACED
 
     def check(self, profile: Profile) -> Finding | None:
         # All that the host does there is launch: in other phases idleness has other causes and rules.
@@ -174,11 +180,12 @@ class LaunchBound(DeviceRule):
         device, graph = profile.device, profile.program.graph
         assert device.idle_at_most_ns is not None and graph is not None
         assert device.utilisation_share is not None
-        unfed_ns = sum(profile.spent_ns(phase) for phase in UNFED)
-        rest_ns = max(0.0, profile.step_time_ns * (1 - device.utilisation_share) - unfed_ns)
+        none_ns = sum(profile.spent_ns(phase) for phase in NO_KERNELS)
+        rest_ns = max(0.0, profile.step_time_ns * (1 - device.utilisation_share) - none_ns)
         at_most = {phase: device.idle_at_most_ns.get(phase, 0.0) for phase in STEP}
         most_ns = sum(at_most.values())
-        beside_ns = sum(ns for phase, ns in device.idle_at_most_ns.items() if phase not in (*STEP, *UNFED))
+        named = (*STEP, *NO_KERNELS)
+        beside_ns = sum(ns for phase, ns in device.idle_at_most_ns.items() if phase not in named)
         part = min(1.0, rest_ns / max(1.0, most_ns + beside_ns))
         num_kernels = KERNELS_PER_OP * graph.total.num_ops * profile.steps.passes
         return Idle(
@@ -187,9 +194,9 @@ class LaunchBound(DeviceRule):
             most=min(rest_ns, most_ns),
             num_kernels=num_kernels,
             evidence=(
-                f"The driver sees no kernel for {format_ms(rest_ns)} of each step besides waits for data,"
-                f" and for up to {format_ms(most_ns)} of forward, backward and optimizer the device is not"
-                " behind the host.",
+                f"The driver sees no kernel for {format_ms(rest_ns)} of each step besides waits for data"
+                f" and copies, and for up to {format_ms(most_ns)} of forward, backward and optimizer the"
+                " device is not behind the host.",
                 f"{graph.total.num_ops:,} operations forward, so {num_kernels:,.0f} kernels or more,"
                 " leave at most",
             ),
