@@ -19,8 +19,9 @@ With = ast.With | ast.AsyncWith
 
 READERS = """
     execute extractfile fetchall fetchmany fetchone getmember getmembers
-    fromfile memmap open pread read read_bytes read_text readinto readline readlines
-    getresponse recv recv_into recvfrom urlopen
+    fromfile memmap open pread preadv read read1 read_bytes read_text readall readinto readinto1 readline
+    readlines readv
+    getresponse recv recv_into recvfrom recvmsg recvmsg_into urlopen
 """
 """Names of what opens a file or reads it, a data base's rows and a network's answers included, and decodes
 nothing."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
 from diagnose.core.input import OwnLoading, Reading
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
@@ -26,6 +28,7 @@ from diagnose.rules._supply import (
     DIVIDE,
     MORE_WORKERS,
     Supply,
+    crowded_by_ns,
     crowded_ns,
     supply_of,
     won_beside,
@@ -63,6 +66,18 @@ QUERIES = Reading(opens=0.0, reads=0.0, samples=32.0, read_bytes=0.0, share=0.9,
 
 DISTANT = replace(ON_BOTH_CPUS, process_cpus=0.9, on_cpu_share=0.62, num_threads=1)
 """A training thread that stands still for 37 ms of each 100."""
+
+
+UNCACHED = Reading(opens=0.0, reads=481.0, samples=16.0, read_bytes=31e6, made_bytes=8e3, share=0.9)
+"""Pieces of 64 KiB that no cache keeps, 30 for a sample."""
+
+FROM_STORAGE: dict[str, Any] = {
+    "cpus": 2,
+    "host": HostStats(cpus=2, process_cpus=1.0, runnable_share=0.3, child_cpus=0.3, busy_cpus=1.9),
+    "workers": {"cpu_share": 0.27, "delay_share": 0.35, "ready_batches": 3.4, "reading": UNCACHED},
+    "stats": {"early_read_bytes": 31e6, "late_read_bytes": 31e6},
+}
+"""Workers that keep up, whose reading also takes others half a CPU."""
 
 
 class SlowStorage(LoadingRule):
@@ -107,6 +122,7 @@ class SlowStorage(LoadingRule):
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": QUERIES}),
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"reading": SMALL_FILES}}),
         fed_by(data_wait_ms=10, fetch_ms=110, **crowded_by(reading=SMALL_FILES)),
+        fed_by(data_wait_ms=7, fetch_ms=94, collate_ms=2, send_ms=3, **FROM_STORAGE),
         loading(40, own=pieces()),
         loading(40, own=pieces(reads=96.0, read_bytes=1280e6)),
         loading(40, own=pieces(reads=0.0, read_bytes=0.0, asking_share=0.8)),
@@ -114,6 +130,7 @@ class SlowStorage(LoadingRule):
     )
     silent_on = (
         WELL_FED,
+        fed_by(data_wait_ms=7, fetch_ms=94, collate_ms=2, send_ms=3, **{**FROM_STORAGE, "stats": {}}),
         loading(40),
         loading(40, own=pieces(reading_share=0.3)),
         loading(40, own=pieces(reading_share=0.3), host=DISTANT),
@@ -220,14 +237,15 @@ class SlowStorage(LoadingRule):
         """Of workers that take CPU time to read: they are behind, or keep up and take the CPUs for that."""
         reading = supply.workers.reading
         assert reading is not None and reading.share is not None
-        crowded_by_ns, instead = crowded_ns(profile, supply), ""
+        crowded, instead = crowded_ns(profile, supply), ""
         offered: dict[str, float] = {}
-        if crowded_by_ns:
-            lost_ns = reading.share * crowded_by_ns
+        if crowded:
+            reading_cpu_ns = reading.share * supply.making_cpu_ns + supply.storage_cpu_ns
+            lost_ns = crowded_by_ns(profile, supply, reading_cpu_ns)
             lost = shared(profile, lost_ns)
             low_ns = CROWDED_BOUNDS[0] * lost_ns
-            high_ns = CROWDED_BOUNDS[1] * crowded_by_ns + supply.wait_ns
-            vain = format_share(crowded_by_ns / supply.training_ns)
+            high_ns = CROWDED_BOUNDS[1] * crowded + supply.wait_ns
+            vain = format_share(crowded / supply.training_ns)
             waits = f"training wants a CPU in vain {vain}"
         elif supply.behind and not supply.cured_by_workers:
             making = (supply.workers.fetch_ns + supply.workers.collate_ns) * supply.batches
