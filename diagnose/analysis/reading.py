@@ -154,8 +154,11 @@ def lines_that_read(tree: ast.Module | None) -> Lines:
 
 def _head(statement: ast.stmt) -> tuple[range, list[ast.AST]]:
     """Returns the lines of a statement, and what it computes there: of one with a body, without that."""
-    body = getattr(statement, "body", None)
-    end = body[0].lineno if isinstance(body, list) else (statement.end_lineno or statement.lineno) + 1
+    end = (statement.end_lineno or statement.lineno) + 1
+    if isinstance(body := getattr(statement, "body", None), list):
+        end = body[0].lineno
+    elif isinstance(statement, ast.Match):
+        end = statement.cases[0].pattern.lineno
     parts = list(ast.iter_child_nodes(statement))
     heads = [part for part in parts if not isinstance(part, (ast.stmt, ast.ExceptHandler, ast.match_case))]
     return range(statement.lineno, max(end, statement.lineno + 1)), heads
