@@ -19,9 +19,9 @@ BYTES_PER_S = 1 << 20
 """Traffic with storage: a training that logs and saves now and then stays below."""
 
 STORAGE_BYTE_NS = 2.5
-"""CPU time that others take, at most, for each byte that a process reads from storage: the kernel's threads,
-and the host of a virtual machine, of whom it counts as stolen. Measured on one of two CPUs, 64 KiB at a
-time, past the page cache; the process itself took 0.6."""
+"""CPU time that others take, at most, for each byte that a process reads from storage: threads of the
+kernel, and the host of a virtual machine, which counts as stolen. Measured on a virtual machine of two
+CPUs, 64 KiB at a time, past the page cache; the process itself took 0.6."""
 
 
 def one_core(host: HostStats) -> tuple[str, ...]:

@@ -259,8 +259,11 @@ def _taken_ns(profile: Profile, load_ns: float, workers: int) -> float:
 
 def _off_cpu(profile: Profile, load_ns: float) -> float | None:
     """Returns the part of its loading that the loop stands off the CPU, where its time there can be nothing
-    else."""
+    else: not what other lines were seen to, such as those that wait for other ranks."""
     host = profile.host
     if host.on_cpu_share is None or host.runnable_share is None or profile.run.device != "cpu":
         return None
-    return (1 - host.on_cpu_share - host.runnable_share) * profile.step_time_ns / load_ns
+    lines = [line for line in profile.where if line.phase is not Phase.DATA_WAIT and not line.in_worker]
+    elsewhere = sum(line.share * (line.off_cpu or 0.0) for line in lines) - host.runnable_share
+    stands = max(0.0, 1 - host.on_cpu_share - host.runnable_share - max(0.0, elsewhere))
+    return stands * profile.step_time_ns / load_ns

@@ -73,7 +73,9 @@ class NoisyNeighbour(Rule):
     the one that has none. `diagnose run --tune --only set-threads` tries it.
 
     ## When it is wrong
-    It is seldom the script's fault. The figures of this run are those of this machine at this time.
+    It is seldom the script's fault. The figures of this run are those of this machine at this time. Nobody
+    tells whom threads of the kernel work for: where the run reads much from storage, as much as that takes
+    of them is taken to be its own, and what is left of the others must be enough.
     """
 
     needs = ("host.runnable_share", "host.process_cpus", "foreign_cpus")
@@ -119,7 +121,8 @@ class NoisyNeighbour(Rule):
         started, delayed = _started_cpus(profile), delayed_share(host)
         reading = storage_cpus(profile)  # as much of theirs as can be this run's own doing
         foreign = profile.foreign_cpus - reading + started
-        own = reading + (host.child_cpus or 0.0) - started + sum(thread.cpus for thread in host.python_threads)
+        own = reading + (host.child_cpus or 0.0) - started
+        own += sum(thread.cpus for thread in host.python_threads)
         own += sum(rank.used_cpus or 0.0 for rank in profile.neighbours)
         part = foreign / (foreign + own) if foreign else 0.0
         if (

@@ -69,7 +69,8 @@ class SlowCollate(Rule):
     """
     ## What it means
     Putting the samples of a batch together, in `collate_fn`, takes as long as fetching them or longer, and
-    the loop waits for it. Usually it loops over samples in Python, pads one by one, or converts types.
+    the loop waits for it; or workers keep up, and the model waits for the CPU that it takes them.
+    Usually it loops over samples in Python, pads one by one, or converts types.
 
     ## What to do
     Write it in whole-batch operations: `torch.stack`, `pad_sequence`, one allocation filled in place. Or

@@ -11,6 +11,7 @@ from diagnose.core.input import OwnLoading, Reading
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
+from diagnose.rules._lines import at
 from diagnose.rules._machine import disk
 from diagnose.rules._own_loading import (
     MOSTLY,
@@ -71,6 +72,9 @@ DISTANT = replace(ON_BOTH_CPUS, process_cpus=0.9, on_cpu_share=0.62, num_threads
 UNCACHED = Reading(opens=0.0, reads=481.0, samples=16.0, read_bytes=31e6, made_bytes=8e3, share=0.9)
 """Pieces of 64 KiB that no cache keeps, 30 for a sample."""
 
+OTHERS = (replace(at("loss.backward()", 0.42, phase=Phase.BACKWARD), off_cpu=0.9),)
+"""The line that stands still, for other ranks, where it does not read."""
+
 FROM_STORAGE: dict[str, Any] = {
     "cpus": 2,
     "host": HostStats(cpus=2, process_cpus=1.0, runnable_share=0.3, child_cpus=0.3, busy_cpus=1.9),
@@ -86,6 +90,9 @@ class SlowStorage(LoadingRule):
     The loop waits for batches while its workers, as many as there are CPUs, neither compute nor want
     to: they wait for a disk, a network or another service. Or it is one worker that reads a stream, and
     would keep up but for that: a stream need not be one that several can share.
+
+    Or they keep up, and the CPUs that reading takes, from them, from the kernel and from the host of a
+    virtual machine, are the model's no more.
 
     Reading need not wait. Where the page cache has the files it takes a CPU all the time, and most of that
     may go into opening small files, into reading far more than a sample keeps, or into a data base or an
@@ -134,6 +141,7 @@ class SlowStorage(LoadingRule):
         loading(40),
         loading(40, own=pieces(reading_share=0.3)),
         loading(40, own=pieces(reading_share=0.3), host=DISTANT),
+        replace(loading(40, own=pieces(reads=0.0, read_bytes=0.0), host=DISTANT), where=OTHERS),
         loading(40, own=pieces(reads=96.0)),
         loading(40, own=pieces(reads=288.0, read_bytes=2.1e6)),
         loading(40, own=pieces(), stats={"late_wait_ns": 1e6}),
