@@ -44,7 +44,7 @@ MAX_PARTS = 10_000
 POINTER = calcsize("P")
 """Bytes that an attribute takes of an object with slots, and its `__dict__` of another."""
 
-SEQUENCES = (list, tuple, range, deque, array, bytearray, memoryview)
+SEQUENCES = (list, tuple, range, deque, array, bytearray)
 """What hands out its parts by code that is none of the script's."""
 
 MAX_PIECES = 1000

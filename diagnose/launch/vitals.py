@@ -55,7 +55,7 @@ def read(training_thread: int) -> Readings:
         `swapped_bytes`, `resident_bytes`: as they stand.
         `own_bytes`: of the latter, what no file backs.
         `read_bytes`, `written_bytes`: what this process has had read from storage, beyond the page cache,
-        and written to it.
+        and written to it, without its children.
         `memory_stall_ns`: time in which some task of the machine waited for memory.
         `anomaly`, `profiler`: 1 where torch's anomaly detection or profiler is on.
         `periods`, `throttled`, `throttled_ns`: of the control group's CPU quota; `quota`: its CPUs.
@@ -219,15 +219,44 @@ def _memory() -> Mapping[str, int]:
     fields = _text("/proc/self/stat").rpartition(")")[2].split()
     readings = {"minor_faults": int(fields[7]), "major_faults": int(fields[9])}
     with contextlib.suppress(OSError, ValueError, KeyError):  # a container that hides it
-        moved = _fields(_text("/proc/self/io"))
-        readings["read_bytes"] = int(moved["read_bytes"])
-        readings["written_bytes"] = int(moved["write_bytes"])
+        readings.update(_moved.read())
     try:
         some = _text("/proc/pressure/memory").split()
         readings["memory_stall_ns"] = 1000 * int(some[4].partition("=")[2])
     except (OSError, ValueError, IndexError):
         pass  # a kernel without pressure accounting
     return readings
+
+
+class _Moved:
+    """What the threads of this process read from storage and wrote to it. The kernel's own sum also has
+    what children did, once they have ended and were waited for: the workers of each epoch."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[int, int]] = {}
+        self._read = self._written = 0
+
+    def read(self) -> Mapping[str, int]:
+        """Reads the totals of single threads; what one does that comes and goes in between is lost.
+
+        Raises:
+            OSError: If this container hides them.
+        """
+        now: dict[str, tuple[int, int]] = {}
+        for name in os.listdir("/proc/self/task")[: 2 * MAX_THREADS]:
+            try:
+                moved = _fields(_text(f"/proc/self/task/{name}/io"))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+            now[name] = read, written = int(moved["read_bytes"]), int(moved["write_bytes"])
+            read_before, written_before = self._before.get(name, (0, 0))
+            self._read += max(0, read - read_before)
+            self._written += max(0, written - written_before)
+        self._before = now
+        return {"read_bytes": self._read, "written_bytes": self._written}
+
+
+_moved = _Moved()
 
 
 def _modes() -> Mapping[str, int]:
