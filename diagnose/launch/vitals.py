@@ -47,7 +47,9 @@ def read(training_thread: int) -> Readings:
         `native_delay_ns`: `thread_delay_ns` of threads that are not Python's, such as torch's, together.
         `python_threads`: name, file, line and CPU nanoseconds of each other Python thread, by native id.
         `child_cpu_ns`: CPU time of this process's children, such as DataLoader workers.
+        `kernel_ns`: CPU time that the kernel worked for this process and its children.
         `machine_busy_ns`, `machine_stolen_ns`: CPU time of all processes, and that other guests took.
+        `machine_kernel_ns`: what of it passed in the kernel, whomever that worked for.
         `machine_iowait_ns`: CPU time that was idle while some process waited for a disk.
         `busiest_core_share`, `full_cores`: of the CPUs that this process may use, since the last reading,
         the busy time of the busiest, and how many were busy all the time.
@@ -68,7 +70,7 @@ def read(training_thread: int) -> Readings:
     parts: tuple[Callable[[], Mapping[str, Any]], ...] = (
         lambda: _training(training),
         lambda: _others(threads, training),
-        lambda: {"child_cpu_ns": _children(training)},
+        lambda: _children(training),
         _machine,
         _memory,
         _modes,
@@ -150,18 +152,22 @@ def _named(thread: threading.Thread) -> tuple[str, str, int]:
     )
 
 
-def _children(training: int | None) -> int:
-    """Returns the CPU time of those that live and of those that have ended: it only grows."""
+def _children(training: int | None) -> Mapping[str, int]:
+    """Reads the CPU time of those that live and of those that have ended: it only grows."""
     times = os.times()
     ticks = os.sysconf("SC_CLK_TCK")
     total_ns = round((times.children_user + times.children_system) * 1e9)
+    kernel_ns = round((times.system + times.children_system) * 1e9)
     for pid in _text(f"/proc/self/task/{training}/children").split()[:MAX_CHILDREN]:
         try:
             fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended
-        total_ns += sum(map(int, fields[11:15])) * 1_000_000_000 // ticks
-    return total_ns
+        user, system, user_of_theirs, system_of_theirs = map(int, fields[11:15])
+        kernel = system + system_of_theirs
+        total_ns += (user + user_of_theirs + kernel) * 1_000_000_000 // ticks
+        kernel_ns += kernel * 1_000_000_000 // ticks
+    return {"child_cpu_ns": total_ns, "kernel_ns": kernel_ns}
 
 
 def _machine() -> Mapping[str, float]:
@@ -171,6 +177,7 @@ def _machine() -> Mapping[str, float]:
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     return {
         "machine_busy_ns": _busy(ticks) * tick_ns,
+        "machine_kernel_ns": (ticks[2] + ticks[5] + ticks[6]) * tick_ns,
         "machine_stolen_ns": ticks[7] * tick_ns,
         "machine_iowait_ns": ticks[4] * tick_ns,
         **_cores.read(text),

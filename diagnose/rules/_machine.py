@@ -58,8 +58,12 @@ def traffic(host: HostStats) -> list[tuple[str, float]]:
 
 def storage_cpus(profile: Profile) -> float:
     """Returns how many of the CPUs that others used may have read what this run reads from storage, workers
-    included. Nobody tells whom the kernel works for, so it is what such reading takes at most."""
+    included. Nobody tells whom the kernel works for, so it is what such reading takes at most, and no more
+    than the kernel and the host of a virtual machine took."""
     early, late = profile.input.early_read_bytes, profile.input.late_read_bytes
     if not early or not late or not profile.step_time_ns:
         return 0.0
-    return min(profile.foreign_cpus or 0.0, STORAGE_BYTE_NS * min(early, late) / profile.step_time_ns)
+    others, host = profile.foreign_cpus or 0.0, profile.host
+    if host.kernel_cpus is not None:
+        others = min(others, host.kernel_cpus + (host.stolen_cpus or 0.0))
+    return min(others, STORAGE_BYTE_NS * min(early, late) / profile.step_time_ns)

@@ -88,6 +88,7 @@ class NoisyNeighbour(Rule):
         profile(host=STARTED),
         profile(host=SHARED, input=replace(FROM_STORAGE, late_read_bytes=1e6)),
         profile(host=replace(SHARED, machine_cpus=4, busy_cpus=3.0), input=FROM_STORAGE),
+        profile(host=replace(SHARED, kernel_cpus=0.1), input=FROM_STORAGE),
     )
     silent_on = (
         profile(host=replace(SHARED, runnable_share=0.02)),
