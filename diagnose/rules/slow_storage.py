@@ -142,6 +142,7 @@ class SlowStorage(LoadingRule):
         loading(40, own=pieces(reading_share=0.3)),
         loading(40, own=pieces(reading_share=0.3), host=DISTANT),
         replace(loading(40, own=pieces(reads=0.0, read_bytes=0.0), host=DISTANT), where=OTHERS),
+        loading(40, own=pieces(reads=0.0, read_bytes=0.0), host=replace(DISTANT, process_cpus=1.2)),
         loading(40, own=pieces(reads=96.0)),
         loading(40, own=pieces(reads=288.0, read_bytes=2.1e6)),
         loading(40, own=pieces(), stats={"late_wait_ns": 1e6}),
