@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from diagnose.hooks._batch import batch_size
+from diagnose.hooks._batch import MAX_LOOKS, batch_size
 from diagnose.hooks._contents import contents_of
+from diagnose.hooks._worker_readings import bytes_of, checksum, pieces_of, piped_bytes_of
 from tests.fakes import FakeClock, measured
 
 
@@ -203,3 +207,76 @@ def test_what_else_such_a_batch_holds_tells_it_from_another_one():
     x, y = torch.rand(8, 20), torch.rand(8)
     looks = [contents_of((Batch([], x, other),)) for other in (y, y.clone(), y + 1)]
     assert looks[0] == looks[1] != looks[2]
+
+
+class Lazy(Mapping[str, Any]):
+    """A batch that loads what it is asked for."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise AssertionError("it is loaded")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("x",))
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Computed(dict[str, Any]):
+    """Likewise, and holds what is to be loaded."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        raise AssertionError("it is loaded")
+
+    def values(self) -> Any:
+        raise AssertionError("it is loaded")
+
+
+class Answering:
+    """Loads whatever attribute it is asked for."""
+
+    __slots__ = ("x",)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is loaded")
+
+
+@pytest.mark.parametrize("make", [Lazy, partial(Computed, x="a.png"), Answering])
+def test_nothing_is_loaded_to_count_samples(make: Callable[[], Any]):
+    batch = make()
+    for given in (batch, (batch,), {"batch": batch}, [batch] * 2):
+        assert batch_size(given, 2) == (0, 0)
+    assert pieces_of(batch) == 1 + isinstance(batch, dict)
+    assert bytes_of(batch) == piped_bytes_of(batch) == 5 * isinstance(batch, dict)
+    checksum(batch)
+
+
+class Tensors(Lazy):
+    """A mapping that keeps its tensors in a dictionary, as those of libraries do."""
+
+    def __init__(self, **tensors: Any) -> None:
+        self.tensors = tensors
+
+
+def test_a_mapping_of_a_librarys_own_is_looked_into_where_it_keeps_its_tensors():
+    ids = torch.zeros(4, 6, dtype=torch.long)
+    assert batch_size(Tensors(mask=torch.zeros(2), input_ids=ids)) == (4, 24)
+    assert batch_size(UserDict(x=torch.zeros(4, 6))) == (4, 0)
+    assert checksum(Tensors(x=torch.zeros(2))) != checksum(Tensors(x=torch.ones(2)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_samples_of_different_length_in_a_tensor_are_counted(layout: torch.layout):
+    for dtype, tokens in ((torch.float32, 0), (torch.int64, 5)):
+        rows = [torch.zeros(2, dtype=dtype), torch.zeros(3, dtype=dtype)]
+        batch = torch.nested.nested_tensor(rows, layout=layout)
+        assert batch_size(batch) == batch_size((batch, 1), 2) == (2, tokens)
+        assert pieces_of(batch) == 1
+
+
+def test_of_a_batch_of_many_parts_without_a_tensor_the_first_are_looked_at():
+    nothing = SimpleNamespace()
+    many = {number: Counting([nothing] * 40) for number in range(200)}
+    assert batch_size(many) == (0, 0)
+    assert sum(each.looked_at for each in many.values()) <= MAX_LOOKS

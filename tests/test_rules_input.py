@@ -15,7 +15,7 @@ from diagnose.core.program import Loader, Program
 from diagnose.rules import diagnosed
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
-from diagnose.rules._worker_examples import A_CPU_IDLE, fed_by
+from diagnose.rules._worker_examples import A_CPU_IDLE, CROWDED, fed_by
 from diagnose.rules.slow_collate import SlowCollate
 from tests.findings import INPUT, RULES, first
 
@@ -40,6 +40,20 @@ EXAMPLES = [
 @pytest.mark.parametrize(("name", "example"), EXAMPLES)
 def test_of_all_rules_the_most_exact_one_names_the_fault(name: str, example: Profile):
     assert [finding.rule for finding in diagnosed(example).findings] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "fetch_ms", "collate_ms", "part"),
+    [("slow-collate", 40, 70, 63 / 109), ("slow-transform", 70, 40, 63 / 109)],
+)
+def test_what_crowds_the_model_is_charged_with_its_part_of_what_workers_compute(
+    name: str, fetch_ms: float, collate_ms: float, part: float
+):
+    """They fetch, collate and send, and the model waits for a CPU 15 ms of its 100."""
+    run = fed_by(data_wait_ms=2, fetch_ms=fetch_ms, collate_ms=collate_ms, send_ms=10, **CROWDED)
+    found = RULES[name].check(run)
+    assert found is not None
+    assert sum(found.lost_ns.values()) == pytest.approx(15 * MS * part)
 
 
 def test_a_wait_that_is_half_collate_has_one_name_not_two():

@@ -167,6 +167,27 @@ def test_a_single_full_core_is_seen_among_idle_ones(monkeypatch: pytest.MonkeyPa
     assert cores.read(stat((150, 150), (135, 165), (100, 200), (999, 0))) == {}, "no tick has passed"
 
 
+def test_what_the_kernel_does_for_a_child_is_told_from_what_it_does_for_others():
+    before = vitals.read(threading.get_ident())
+    calls = "import os, time\nwhile time.process_time() < 0.4: os.stat('/')"
+    subprocess.run([sys.executable, "-c", calls], check=True)
+    after = vitals.read(threading.get_ident())
+    own, all_ = (after[name] - before[name] for name in ("kernel_ns", "machine_kernel_ns"))
+    assert 40 * MS <= own <= after["child_cpu_ns"] - before["child_cpu_ns"] + 200 * MS
+    assert all_ >= own - 60 * MS, "both are counted in ticks"
+
+
+def test_what_a_child_wrote_that_has_ended_is_not_the_processs(tmp_path: Path):
+    """The kernel adds it to its sum for the process once that has waited for the child."""
+    write = f"import os; file = open({str(tmp_path / 'file')!r}, 'wb'); file.write(bytes(1 << 22));"
+    before = vitals.read(threading.get_ident())
+    if "written_bytes" not in before:
+        pytest.skip("this kernel does not tell")
+    subprocess.run([sys.executable, "-c", f"{write} os.fsync(file.fileno())"], check=True)
+    after = vitals.read(threading.get_ident())
+    assert after["written_bytes"] - before["written_bytes"] < 1 << 20
+
+
 def test_bytes_written_to_storage_are_read(tmp_path: Path):
     before = vitals.read(threading.get_ident())
     if "written_bytes" not in before:

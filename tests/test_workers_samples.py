@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,17 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import diagnose
+from diagnose.hooks._worker_files import writes_only
 from diagnose.hooks._worker_readings import (
     MAX_PART_BYTES,
     MAX_PARTS,
     MAX_PIECES,
+    CpuDelay,
+    Sightings,
     bytes_of,
     checksum,
     pieces_of,
+    piped_bytes_of,
 )
 from tests.with_workers import Notes, Rows, train, workers_of
 
@@ -178,6 +183,85 @@ class Endless(Sequence[int]):
 def test_a_sample_of_very_many_parts_is_not_summed_up(long: Any):
     assert checksum(long) is None
     assert checksum([0] * (MAX_PARTS // 2)) is not None
+
+
+class Frames(Sequence[Any]):
+    """A sample of pictures, each of which is decoded when it is asked for."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("it is decoded")
+
+
+class Loaded:
+    """An object that finds out its size, and all else, when it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is loaded")
+
+    @property
+    def shape(self) -> Any:
+        raise AssertionError("it is loaded")
+
+    nbytes = detach = shape
+
+
+@pytest.mark.parametrize("kind", [Frames, Loaded])
+def test_nothing_is_loaded_to_look_at_a_sample(kind: Callable[[], Any]):
+    sample = kind()
+    assert checksum(sample) is None
+    assert pieces_of(sample) == 1
+    assert bytes_of(sample) in (0, None)
+    assert piped_bytes_of(sample) == 0
+
+
+class Strided(torch.Tensor):
+    """Counts the numbers that are copied to have them side by side."""
+
+    copied = 0
+
+    def reshape(self, *shape: Any) -> Any:
+        Strided.copied = self.numel()
+        return self.as_subclass(torch.Tensor).reshape(*shape)
+
+
+def test_of_a_large_tensor_only_the_first_rows_are_put_side_by_side():
+    rows = torch.zeros(2000, 4000, dtype=torch.uint8).T.as_subclass(Strided)
+    assert checksum(rows) is not None
+    assert MAX_PART_BYTES <= Strided.copied < 2 * MAX_PART_BYTES
+
+
+class Endlessly(Rows):
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_a_data_set_that_does_not_know_its_length_or_is_asked_for_other_things_is_not_watched():
+    unknown, known = Sightings(Endlessly(4)), Sightings(Rows(4))
+    unknown.asked([0, 1])
+    known.asked([[0, 1], {"row": 1}])
+    unknown.fetched([1.0, 2.0])
+    known.fetched([1.0, 2.0])
+    assert unknown.seen == known.seen == []
+
+
+def test_a_worker_waits_for_a_cpu_no_longer_than_it_was_off_it(monkeypatch: pytest.MonkeyPatch):
+    delay, told = CpuDelay(), iter([1000, 6000, 6000, 7000])
+    monkeypatch.setattr(delay, "_now_ns", lambda: next(told))
+    for most_ns in (2000, 3000):
+        delay.begins()
+        delay.ends(most_ns)
+    assert delay.total_ns == 2000 + 1000
+
+
+def test_files_that_are_opened_to_be_written_are_not_read():
+    path, flags = "a.txt", os.O_CLOEXEC
+    assert writes_only((path, "w", flags | os.O_WRONLY | os.O_CREAT))
+    assert not writes_only((path, "r", flags | os.O_RDONLY))
+    assert not writes_only((path, "r+", flags | os.O_RDWR))
+    assert not writes_only((path,))
 
 
 @pytest.mark.parametrize(("num_texts", "pieces"), [(0, 1 + 1 + 1), (10, 1 + 1 + 1 + 10 * (1 + 2))])

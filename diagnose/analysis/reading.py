@@ -19,8 +19,9 @@ With = ast.With | ast.AsyncWith
 
 READERS = """
     execute extractfile fetchall fetchmany fetchone getmember getmembers
-    fromfile memmap open pread read read_bytes read_text readinto readline readlines
-    getresponse recv recv_into recvfrom urlopen
+    fromfile memmap open pread preadv read read1 read_bytes read_text readall readinto readinto1 readline
+    readlines readv
+    getresponse recv recv_into recvfrom recvmsg recvmsg_into urlopen
 """
 """Names of what opens a file or reads it, a data base's rows and a network's answers included, and decodes
 nothing."""
@@ -153,8 +154,11 @@ def lines_that_read(tree: ast.Module | None) -> Lines:
 
 def _head(statement: ast.stmt) -> tuple[range, list[ast.AST]]:
     """Returns the lines of a statement, and what it computes there: of one with a body, without that."""
-    body = getattr(statement, "body", None)
-    end = body[0].lineno if isinstance(body, list) else (statement.end_lineno or statement.lineno) + 1
+    end = (statement.end_lineno or statement.lineno) + 1
+    if isinstance(body := getattr(statement, "body", None), list):
+        end = body[0].lineno
+    elif isinstance(statement, ast.Match):
+        end = statement.cases[0].pattern.lineno
     parts = list(ast.iter_child_nodes(statement))
     heads = [part for part in parts if not isinstance(part, (ast.stmt, ast.ExceptHandler, ast.match_case))]
     return range(statement.lineno, max(end, statement.lineno + 1)), heads

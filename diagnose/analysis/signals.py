@@ -51,6 +51,7 @@ def host_stats(log: RankLog, warmup: int) -> HostStats:
         return sum(values) / len(values) if values else None
 
     wall_s = (ended_ns - begun_ns) / NS_PER_S
+    kernel, own_kernel = share("machine_kernel_ns"), share("kernel_ns")
     swapped = [row["swapped_bytes"] for _, _, row in rows if "swapped_bytes" in row]
     return replace(
         known,
@@ -63,6 +64,7 @@ def host_stats(log: RankLog, warmup: int) -> HostStats:
         process_cpus=share("cpu_ns"),
         child_cpus=share("child_cpu_ns"),
         busy_cpus=share("machine_busy_ns"),
+        kernel_cpus=None if kernel is None or own_kernel is None else max(0.0, kernel - own_kernel),
         stolen_cpus=share("machine_stolen_ns"),
         iowait_cpus=share("machine_iowait_ns"),
         busiest_core_share=mean("busiest_core_share"),

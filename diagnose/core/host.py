@@ -41,6 +41,8 @@ class HostStats:
         process_cpus: CPUs that the process used on average, all of its threads.
         child_cpus: CPUs that its children used, such as DataLoader workers.
         busy_cpus: CPUs of the machine that were in use, by anybody.
+        kernel_cpus: CPUs of these on which the kernel worked for others than this process and its children,
+            its own threads and interrupts included.
         stolen_cpus: CPUs that the machine's host gave to other guests while this one wanted them.
         iowait_cpus: CPUs of the machine that were idle while a process waited for a disk, on average.
         busiest_core_share: Part of the time that the busiest of `cpus` was busy, from half a second to the
@@ -73,6 +75,7 @@ class HostStats:
     process_cpus: float | None = None
     child_cpus: float | None = None
     busy_cpus: float | None = None
+    kernel_cpus: float | None = None
     stolen_cpus: float | None = None
     iowait_cpus: float | None = None
     busiest_core_share: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -9,6 +10,8 @@ from types import MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
+
+from diagnose.hooks._held import attributes_of, has, item_of, values_of
 
 MAX_DEPTH = 3
 """Nesting to look into: a dict in a tuple in a list is common, deeper is not."""
@@ -18,6 +21,9 @@ PLAIN = {str, bytes, bool, int, float, type(None)}
 
 MAX_PARTS = 32
 """Where so many samples of a list hold no tensor, none of them does."""
+
+MAX_LOOKS = 1000
+"""Parts of a batch to look at for its first tensor: half a millisecond."""
 
 
 def batch_size(batch: Any, asked: int = 0) -> tuple[int, int]:
@@ -39,6 +45,9 @@ def batch_size(batch: Any, asked: int = 0) -> tuple[int, int]:
         tensor = _held(batch) if tensor is None else tensor
     if tensor is None or not tensor.dim():
         return 0, 0
+    if tensor.is_nested:  # of samples of different length
+        whole = not tensor.is_floating_point() and tensor.dim() == 2 and tensor.dtype is not torch.bool
+        return tensor.size(0), tensor.numel() if whole else 0
     if len(tensor) != asked and isinstance(batch, (tuple, list)):
         samples = _listed(batch, len(tensor), asked)
         if samples:
@@ -55,11 +64,10 @@ def _held(batch: Any) -> torch.Tensor | None:
         return None
     each_part = parts_of(batch) if isinstance(batch, (tuple, Mapping)) else (batch,)
     for part in islice(each_part, MAX_PARTS):
-        held = getattr(part, "__dict__", None)
-        if type(held) is not dict or isinstance(part, (torch.nn.Module, ModuleType)):
+        if isinstance(part, (torch.nn.Module, ModuleType)):
             continue
-        for value in islice(held.values(), MAX_PARTS):
-            inside = islice(value.values(), MAX_PARTS) if isinstance(value, Mapping) else (value,)
+        for value in islice(attributes_of(part).values(), MAX_PARTS):
+            inside = islice(values_of(value), MAX_PARTS) if isinstance(value, Mapping) else (value,)
             for each in inside:
                 if isinstance(each, torch.Tensor) and not isinstance(each, torch.nn.Parameter):
                     return each
@@ -117,38 +125,46 @@ def _are_as_long(values: Sequence[Any], length: int) -> bool:
     return all(isinstance(v, torch.Tensor) and v.dim() > 0 and len(v) == length for v in values)
 
 
-def first_tensor(batch: Any, depth: int = MAX_DEPTH) -> torch.Tensor | None:
+def first_tensor(batch: Any) -> torch.Tensor | None:
     """Returns the first tensor in nested sequences, mappings and dataclasses; of a mapping `input_ids`, if
     there."""
+    return _first(batch, MAX_DEPTH, iter(range(MAX_LOOKS)))
+
+
+def _first(batch: Any, depth: int, left: Iterator[int]) -> torch.Tensor | None:
     if isinstance(batch, torch.Tensor):
         return batch
     if not depth or type(batch) in PLAIN:
         return None
-    if isinstance(batch, Mapping) and isinstance(ids := batch.get("input_ids"), torch.Tensor):
+    if isinstance(batch, Mapping) and isinstance(ids := item_of(batch, "input_ids"), torch.Tensor):
         return ids
     parts = parts_of(batch)
     for part in islice(parts, MAX_PARTS) if isinstance(batch, list) else parts:
-        tensor = first_tensor(part, depth - 1)
+        if next(left, None) is None:
+            return None
+        tensor = _first(part, depth - 1, left)
         if tensor is not None:
             return tensor
     return None
 
 
 def parts_of(batch: Any) -> Iterable[Any]:
-    """Returns what a sequence, a mapping or an object of a dataclass holds; nothing of other objects."""
+    """Returns what a sequence, a mapping or an object of a dataclass holds; nothing of other objects. Runs
+    no code of theirs but what goes through a sequence."""
     if isinstance(batch, (tuple, list)):
         return batch
     if isinstance(batch, Mapping):
-        return batch.values()
-    return _fields(batch) if hasattr(type(batch), "__dataclass_fields__") else ()
+        return values_of(batch)
+    return _fields(batch) if has(batch, "__dataclass_fields__") else ()
 
 
 def _fields(batch: Any) -> Iterator[Any]:
     """Yields what an object of a dataclass holds in its fields; what it would compute if asked for one, as
     properties do, is not asked for."""
-    held = getattr(batch, "__dict__", {})
-    for each in dataclasses.fields(batch):
+    held = attributes_of(batch)
+    for each in dataclasses.fields(type(batch)):
         if each.name in held:
             yield held[each.name]
         elif isinstance(getattr(type(batch), each.name, None), MemberDescriptorType):
-            yield getattr(batch, each.name, None)  # a slot
+            with contextlib.suppress(AttributeError):  # nothing is there yet
+                yield object.__getattribute__(batch, each.name)  # a slot

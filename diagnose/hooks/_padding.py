@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from diagnose.hooks._batch import MAX_DEPTH, first_tensor, parts_of
+from diagnose.hooks._held import values_of
 
 MAX_STRAY_SHARE = 0.02
 """A padding token is hardly ever found between others."""
@@ -254,7 +255,7 @@ def _lengths(batch: Any, shape: torch.Size, depth: int = MAX_DEPTH) -> Iterator[
         if batch.dim() == 1 and len(batch) in shape[:2] and batch.dtype in WIDE and batch.is_cpu:
             yield batch
     elif isinstance(batch, Mapping):
-        parts = batch.values()
+        parts = values_of(batch)
     elif isinstance(batch, (tuple, list)):
         if len(batch) in shape[:2] and all(type(each) is int and 0 < each <= max(shape) for each in batch):
             yield torch.tensor(batch, dtype=torch.int64, device="cpu")

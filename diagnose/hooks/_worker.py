@@ -105,8 +105,9 @@ class WorkerLog:
     def fetched(self, elapsed_ns: int) -> None:
         """The worker has finished a batch, collate included."""
         self._recorder.current = GAP_AFTER_REST
-        self._cpu_ns += thread_time_ns() - self._cpu_mark_ns
-        self._delay.ends()
+        cpu_ns = thread_time_ns() - self._cpu_mark_ns
+        self._cpu_ns += cpu_ns
+        self._delay.ends(max(0, elapsed_ns - cpu_ns))
         self._files.ends()
         self._helpers.ends()
         self._fetch_ns += elapsed_ns

@@ -34,7 +34,7 @@ class Files:
     Attributes:
         batches: Batches looked into.
         samples: Samples in them; `None` once the indices of a batch did not say.
-        opens: Files opened for them.
+        opens: Files opened for them, but to be written.
         reads: System calls that read for them; `None` where the kernel does not tell.
         read_bytes: Bytes that these read; likewise.
         made_bytes: Bytes of the batches; `None` once one had too many parts.
@@ -98,7 +98,7 @@ class Files:
         return sorted(self._places.items(), key=lambda item: -item[1])[:MAX_LINES]
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and self._thread and get_ident() == self._thread:
+        if event == "open" and self._thread and get_ident() == self._thread and not writes_only(args):
             self._recorder.guarded(self._opened)
 
     def _opened(self) -> None:
@@ -113,3 +113,10 @@ class Files:
         # rchar: 1 wchar: 2 syscr: 3 ... Read from an open file: a few microseconds.
         fields = os.pread(self._file, 128, 0).split() if self._file >= 0 else ()
         return (int(fields[1]), int(fields[5])) if fields else (0, 0)
+
+
+def writes_only(args: tuple[Any, ...]) -> bool:
+    """Whether a file is opened to be written alone: path, mode and flags of Python's `open` or the
+    system's."""
+    flags = args[2] if len(args) > 2 else None
+    return isinstance(flags, int) and flags & os.O_ACCMODE == os.O_WRONLY

@@ -6,7 +6,9 @@ import contextlib
 import operator
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import log2
 from pathlib import Path
@@ -15,7 +17,11 @@ from time import perf_counter_ns, process_time_ns, thread_time_ns
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import torch
+
 from diagnose.core.workers import PER_OCTAVE
+from diagnose.hooks._batch import PLAIN
+from diagnose.hooks._held import attributes_of, has, values_of
 
 POINTS = 32
 """Points of the history at most; when it is full, every second one goes, then they come half as often."""
@@ -37,6 +43,9 @@ MAX_PARTS = 10_000
 
 POINTER = calcsize("P")
 """Bytes that an attribute takes of an object with slots, and its `__dict__` of another."""
+
+SEQUENCES = (list, tuple, range, deque, array, bytearray)
+"""What hands out its parts by code that is none of the script's."""
 
 MAX_PIECES = 1000
 """A batch of so many is not counted further."""
@@ -134,7 +143,9 @@ class Sightings:
     def __init__(self, dataset: Any, worker_id: int = 0) -> None:
         self._worker_id = worker_id
         self._begins = False  # no batch of the epoch has been asked for
-        length = len(dataset) if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") else 0
+        length = 0
+        with contextlib.suppress(Exception):  # whatever the script's own `__len__` raises
+            length = len(dataset) if hasattr(dataset, "__getitem__") else 0
         self._watched = {part * length // WATCHED for part in range(WATCHED)} if length else set()
         self._wanted: list[tuple[int, int]] = []
         self.seen: list[tuple[int, int]] = []
@@ -153,9 +164,10 @@ class Sightings:
                 self._wanted = [(first + place, place) for place in range(min(WATCHED, len(indices)))]
         elif self._watched and len(self.seen) < MAX_SIGHTINGS:
             if isinstance(indices, list):
-                if not self._watched.isdisjoint(indices):
-                    places = {index: place for place, index in enumerate(indices)}
-                    self._wanted = [(index, places[index]) for index in self._watched & places.keys()]
+                with contextlib.suppress(TypeError):  # a sampler asks for anything, also what has no hash
+                    if not self._watched.isdisjoint(indices):
+                        places = {index: place for place, index in enumerate(indices)}
+                        self._wanted = [(index, places[index]) for index in self._watched & places.keys()]
             elif isinstance(indices, int) and indices in self._watched:
                 self._wanted = [(indices, -1)]
 
@@ -189,18 +201,20 @@ def _checksum(sample: Any, depth: int, left: Iterator[int]) -> int | None:
     if isinstance(sample, os.PathLike):
         return zlib.crc32(repr(os.fspath(sample)).encode())
     if isinstance(sample, Mapping):
-        sample = list(islice(sample.values(), MAX_PARTS))
-    elif hasattr(sample, "detach") and hasattr(sample, "numpy"):
+        held = list(islice(values_of(sample), MAX_PARTS))
+        sample = held if held or isinstance(sample, dict) else _attributes(sample)
+    elif isinstance(sample, torch.Tensor):
         sample = _array_of(sample)
         if sample is None:
             return None
-    if hasattr(sample, "tobytes") and (hasattr(sample, "dtype") or hasattr(sample, "mode")):
-        if hasattr(sample, "mode") and getattr(sample, "tile", None):
+    is_picture = has(sample, "mode") or "mode" in attributes_of(sample)
+    if has(sample, "tobytes") and (is_picture or has(sample, "dtype")):
+        if is_picture and getattr(sample, "tile", None):
             return None  # a picture that is still to be decoded: the script may want it smaller
-        if hasattr(sample, "itemsize") and hasattr(sample, "reshape"):
-            sample = sample.reshape(-1)[: MAX_PART_BYTES // max(1, sample.itemsize)]
+        if has(sample, "itemsize", "reshape", "ndim"):
+            sample = _first_of(sample, sample.size, MAX_PART_BYTES // max(1, sample.itemsize))
         return zlib.crc32(sample.tobytes()[:MAX_PART_BYTES])
-    if not isinstance(sample, Sequence):
+    if not isinstance(sample, SEQUENCES):
         sample = _attributes(sample)
         if not sample:
             return None
@@ -221,9 +235,18 @@ def _array_of(tensor: Any) -> Any:
         if tensor.device.type != "cpu":
             return None
         count = MAX_PART_BYTES // max(1, tensor.element_size())
-        return tensor.detach().reshape(-1)[:count].clone().numpy()
+        return _first_of(tensor.detach(), tensor.numel(), count).clone().numpy()
     except (AttributeError, RuntimeError, TypeError):
         return None
+
+
+def _first_of(values: Any, size: int, count: int) -> Any:
+    """Returns the first elements of a tensor or an array. One whose rows lie apart is not put together as
+    a whole for that."""
+    if values.ndim > 1 and size > count:
+        rows = -(-count * len(values) // size)
+        values = values[: max(1, rows)]
+    return values.reshape(-1)[:count]
 
 
 def _attributes(part: Any) -> list[Any]:
@@ -268,9 +291,10 @@ class CpuDelay:
         """The worker begins a batch."""
         self._mark_ns = self._now_ns()
 
-    def ends(self) -> None:
-        """The worker has made it."""
-        self.total_ns += self._now_ns() - self._mark_ns
+    def ends(self, most_ns: int) -> None:
+        """The worker has made it, and was off the CPU for so long meanwhile: what it waited for one as it
+        asked for its delay is no part of that."""
+        self.total_ns += min(most_ns, self._now_ns() - self._mark_ns)
 
     @property
     def known_ns(self) -> int | None:
@@ -360,9 +384,8 @@ def piped_bytes_of(batch: Any) -> int:
     for part in _parts_of(batch):
         if isinstance(part, str | bytes | bytearray):
             total += len(part)
-        elif hasattr(part, "shape") and not hasattr(part, "detach"):
-            nbytes = getattr(part, "nbytes", 0)
-            total += nbytes if isinstance(nbytes, int) else 0
+        elif type(part) not in PLAIN and _is_array(part) and not isinstance(part, torch.Tensor):
+            total += part.nbytes
     return total
 
 
@@ -376,10 +399,12 @@ def bytes_of(batch: Any) -> int | None:
             total += len(part)
         elif isinstance(part, int | float):
             total += NUMBER_BYTES
-        elif hasattr(part, "shape"):
+        elif has(part, "shape"):
+            if not _is_array(part):
+                return None
             try:
-                total += int(part.nbytes)
-            except (AttributeError, RuntimeError):  # a sparse tensor has none
+                total += part.nbytes
+            except RuntimeError:  # a sparse tensor has none
                 return None
     return total if pieces < MAX_PIECES else None
 
@@ -396,8 +421,16 @@ def _parts_of(batch: Any) -> Iterator[Any]:
 
 def _held_by(part: Any) -> Iterable[Any]:
     if isinstance(part, Mapping):
-        return part.values()
+        return values_of(part)
     if isinstance(part, list | tuple | set | frozenset):
         return part
+    if type(part) in PLAIN:
+        return ()
     # Tensors and arrays are sent whole, whatever else is hung on them.
-    return () if hasattr(part, "shape") else getattr(part, "__dict__", {}).values()
+    return () if has(part, "shape") else attributes_of(part).values()
+
+
+def _is_array(part: Any) -> bool:
+    """Whether it is a tensor or an array, which know their size, and no object of the script's that may
+    have to find out."""
+    return isinstance(part, torch.Tensor) or has(part, "__array__", "nbytes")

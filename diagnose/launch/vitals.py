@@ -47,7 +47,9 @@ def read(training_thread: int) -> Readings:
         `native_delay_ns`: `thread_delay_ns` of threads that are not Python's, such as torch's, together.
         `python_threads`: name, file, line and CPU nanoseconds of each other Python thread, by native id.
         `child_cpu_ns`: CPU time of this process's children, such as DataLoader workers.
+        `kernel_ns`: CPU time that the kernel worked for this process and its children.
         `machine_busy_ns`, `machine_stolen_ns`: CPU time of all processes, and that other guests took.
+        `machine_kernel_ns`: what of it passed in the kernel, whomever that worked for.
         `machine_iowait_ns`: CPU time that was idle while some process waited for a disk.
         `busiest_core_share`, `full_cores`: of the CPUs that this process may use, since the last reading,
         the busy time of the busiest, and how many were busy all the time.
@@ -55,7 +57,7 @@ def read(training_thread: int) -> Readings:
         `swapped_bytes`, `resident_bytes`: as they stand.
         `own_bytes`: of the latter, what no file backs.
         `read_bytes`, `written_bytes`: what this process has had read from storage, beyond the page cache,
-        and written to it.
+        and written to it, without its children.
         `memory_stall_ns`: time in which some task of the machine waited for memory.
         `anomaly`, `profiler`: 1 where torch's anomaly detection or profiler is on.
         `periods`, `throttled`, `throttled_ns`: of the control group's CPU quota; `quota`: its CPUs.
@@ -68,7 +70,7 @@ def read(training_thread: int) -> Readings:
     parts: tuple[Callable[[], Mapping[str, Any]], ...] = (
         lambda: _training(training),
         lambda: _others(threads, training),
-        lambda: {"child_cpu_ns": _children(training)},
+        lambda: _children(training),
         _machine,
         _memory,
         _modes,
@@ -150,18 +152,22 @@ def _named(thread: threading.Thread) -> tuple[str, str, int]:
     )
 
 
-def _children(training: int | None) -> int:
-    """Returns the CPU time of those that live and of those that have ended: it only grows."""
+def _children(training: int | None) -> Mapping[str, int]:
+    """Reads the CPU time of those that live and of those that have ended: it only grows."""
     times = os.times()
     ticks = os.sysconf("SC_CLK_TCK")
     total_ns = round((times.children_user + times.children_system) * 1e9)
+    kernel_ns = round((times.system + times.children_system) * 1e9)
     for pid in _text(f"/proc/self/task/{training}/children").split()[:MAX_CHILDREN]:
         try:
             fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended
-        total_ns += sum(map(int, fields[11:15])) * 1_000_000_000 // ticks
-    return total_ns
+        user, system, user_of_theirs, system_of_theirs = map(int, fields[11:15])
+        kernel = system + system_of_theirs
+        total_ns += (user + user_of_theirs + kernel) * 1_000_000_000 // ticks
+        kernel_ns += kernel * 1_000_000_000 // ticks
+    return {"child_cpu_ns": total_ns, "kernel_ns": kernel_ns}
 
 
 def _machine() -> Mapping[str, float]:
@@ -171,6 +177,7 @@ def _machine() -> Mapping[str, float]:
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     return {
         "machine_busy_ns": _busy(ticks) * tick_ns,
+        "machine_kernel_ns": (ticks[2] + ticks[5] + ticks[6]) * tick_ns,
         "machine_stolen_ns": ticks[7] * tick_ns,
         "machine_iowait_ns": ticks[4] * tick_ns,
         **_cores.read(text),
@@ -219,15 +226,44 @@ def _memory() -> Mapping[str, int]:
     fields = _text("/proc/self/stat").rpartition(")")[2].split()
     readings = {"minor_faults": int(fields[7]), "major_faults": int(fields[9])}
     with contextlib.suppress(OSError, ValueError, KeyError):  # a container that hides it
-        moved = _fields(_text("/proc/self/io"))
-        readings["read_bytes"] = int(moved["read_bytes"])
-        readings["written_bytes"] = int(moved["write_bytes"])
+        readings.update(_moved.read())
     try:
         some = _text("/proc/pressure/memory").split()
         readings["memory_stall_ns"] = 1000 * int(some[4].partition("=")[2])
     except (OSError, ValueError, IndexError):
         pass  # a kernel without pressure accounting
     return readings
+
+
+class _Moved:
+    """What the threads of this process read from storage and wrote to it. The kernel's own sum also has
+    what children did, once they have ended and were waited for: the workers of each epoch."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[int, int]] = {}
+        self._read = self._written = 0
+
+    def read(self) -> Mapping[str, int]:
+        """Reads the totals of single threads; what one does that comes and goes in between is lost.
+
+        Raises:
+            OSError: If this container hides them.
+        """
+        now: dict[str, tuple[int, int]] = {}
+        for name in os.listdir("/proc/self/task")[: 2 * MAX_THREADS]:
+            try:
+                moved = _fields(_text(f"/proc/self/task/{name}/io"))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+            now[name] = read, written = int(moved["read_bytes"]), int(moved["write_bytes"])
+            read_before, written_before = self._before.get(name, (0, 0))
+            self._read += max(0, read - read_before)
+            self._written += max(0, written - written_before)
+        self._before = now
+        return {"read_bytes": self._read, "written_bytes": self._written}
+
+
+_moved = _Moved()
 
 
 def _modes() -> Mapping[str, int]:

@@ -36,6 +36,13 @@ LEAST, MOST = 0.8, 1.15
 BLOCKED = 0.7
 """The loop stands off the CPU for this part of its loading or more: it waits for a disk or a network."""
 
+BY_OTHERS = 0.8
+"""Other threads that compute for so much of the time that the loop stands off the CPU: where it waits for
+them, one at least computes all the time."""
+
+LEAST_STANDING = 0.05
+"""Of the step; less is chance."""
+
 COMPUTING = 0.3
 """And for less than this: it computes."""
 
@@ -259,8 +266,16 @@ def _taken_ns(profile: Profile, load_ns: float, workers: int) -> float:
 
 def _off_cpu(profile: Profile, load_ns: float) -> float | None:
     """Returns the part of its loading that the loop stands off the CPU, where its time there can be nothing
-    else."""
+    else: not what other lines were seen to, such as those that wait for other ranks. `None` where it may
+    wait for threads that compute meanwhile, as decoders do."""
     host = profile.host
     if host.on_cpu_share is None or host.runnable_share is None or profile.run.device != "cpu":
         return None
-    return (1 - host.on_cpu_share - host.runnable_share) * profile.step_time_ns / load_ns
+    lines = [line for line in profile.where if line.phase is not Phase.DATA_WAIT and not line.in_worker]
+    elsewhere = sum(line.share * (line.off_cpu or 0.0) for line in lines) - host.runnable_share
+    stands = max(0.0, 1 - host.on_cpu_share - host.runnable_share - max(0.0, elsewhere))
+    if host.num_threads and host.process_cpus and stands >= LEAST_STANDING:
+        others = host.process_cpus - host.on_cpu_share * host.num_threads
+        if others >= BY_OTHERS * stands:
+            return None
+    return stands * profile.step_time_ns / load_ns

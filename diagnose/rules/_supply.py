@@ -17,6 +17,7 @@ from diagnose.core.program import Loader
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._cpus import delayed_share
 from diagnose.rules._lines import under_trainer
+from diagnose.rules._machine import storage_cpus
 from diagnose.source.calls import with_arguments
 
 MIN_WORKER_BATCHES = 10
@@ -48,7 +49,8 @@ FULL = 0.8
 """Part of all CPUs that the process and its workers use where they are in each other's way."""
 
 WORKERS_CPUS = 0.15
-"""And CPUs that the workers use of that, on average; handing over finished tensors takes less than 0.09.
+"""And CPUs that the workers use of that, on average, and whatever of their work is named; handing over
+finished tensors takes less than 0.09.
 What they use is not compared with what the training process does: threads of torch's that wait for one
 which has no CPU use theirs all the time."""
 
@@ -105,6 +107,7 @@ class Supply:
         worker_cpu_ns: CPU time that a worker takes for them, that of its helper threads included.
         delayed_ns: Part of it in which the worker wanted one.
         own_cpu_ns: CPU time per step of the training process; 0 when it was not measured.
+        storage_cpu_ns: CPU time per step that others take to read for it: see `storage_cpus`.
         cpus: CPUs to be shared with the workers; `None` when unknown.
     """
 
@@ -119,6 +122,7 @@ class Supply:
     worker_cpu_ns: float
     delayed_ns: float
     own_cpu_ns: float
+    storage_cpu_ns: float
     cpus: float | None
 
     @property
@@ -154,6 +158,27 @@ class Supply:
         making_ns = max(1.0, self.workers.fetch_ns + self.workers.collate_ns)
         helped_share = (self.workers.helper_ns or 0.0) / making_ns
         return self.workers.cpu_share + self.delay_share + helped_share >= 0.5
+
+    @property
+    def collating_cpu_ns(self) -> float:
+        """CPU time that a worker takes to collate the batches of one step."""
+        return self.workers.collate_ns * self.workers.cpu_share * self.batches
+
+    @property
+    def fetching_cpu_ns(self) -> float:
+        """Likewise to fetch them, threads included that compute for the dataset."""
+        workers = self.workers
+        return (workers.fetch_ns * workers.cpu_share + (workers.helper_ns or 0.0)) * self.batches
+
+    @property
+    def making_cpu_ns(self) -> float:
+        """Both."""
+        return self.fetching_cpu_ns + self.collating_cpu_ns
+
+    @property
+    def loading_cpu_ns(self) -> float:
+        """CPU time per step of loading, sending included, whoever takes it for the workers."""
+        return self.worker_cpu_ns + self.storage_cpu_ns
 
     @property
     def takes_the_cpus(self) -> bool:
@@ -272,6 +297,7 @@ def supply_of(profile: Profile) -> Supply | None:
         worker_cpu_ns=(making * workers.cpu_share + (workers.helper_ns or 0.0) + workers.send_ns) * batches,
         delayed_ns=making * (workers.delay_share or 0.0) * batches,
         own_cpu_ns=(profile.host.process_cpus or 0.0) * (compute_ns + wait_ns),
+        storage_cpu_ns=storage_cpus(profile) * (compute_ns + wait_ns),
         cpus=profile.own_cpus,
     )
 
@@ -284,13 +310,26 @@ def crowded_ns(profile: Profile, supply: Supply) -> float:
     delayed, cpus = delayed_share(profile.host), profile.own_cpus
     if not cpus or delayed < MIN_CROWDED or supply.behind:
         return 0.0
-    used_ns = supply.worker_cpu_ns + supply.own_cpu_ns
+    used_ns = supply.loading_cpu_ns + supply.own_cpu_ns
     full = used_ns >= FULL * cpus * supply.training_ns
-    if not full or supply.worker_cpu_ns < WORKERS_CPUS * supply.training_ns:
+    if not full or supply.loading_cpu_ns < WORKERS_CPUS * supply.training_ns:
         return 0.0
     if supply.delay_share < MIN_CROWDED or supply.loader.num_workers > cpus:
         return 0.0
-    return min(delayed * supply.training_ns, supply.worker_cpu_ns)
+    return min(delayed * supply.training_ns, supply.loading_cpu_ns)
+
+
+def crowded_by_ns(profile: Profile, supply: Supply, cpu_ns: float) -> float:
+    """Returns the part of `crowded_ns` that is due to some of the workers' work: what else they do, such as
+    pickling and sending what they made, would go on to take the CPUs. 0 where it is not worth a change.
+
+    Args:
+        cpu_ns: The CPU time per step of that work.
+    """
+    if cpu_ns < WORKERS_CPUS * supply.training_ns:
+        return 0.0
+    lost_ns = crowded_ns(profile, supply) * min(1.0, cpu_ns / supply.loading_cpu_ns)
+    return lost_ns if lost_ns >= MIN_SHARE * supply.step_ns else 0.0
 
 
 def drawn_at_starts_ns(profile: Profile) -> float:

@@ -12,6 +12,7 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_share
 from diagnose.rules._cpus import MOST, delayed_share, spread, won_by_threads
 from diagnose.rules._examples import profile
+from diagnose.rules._machine import storage_cpus
 from diagnose.rules.base import Rule
 
 MIN_DELAY = 0.05
@@ -28,6 +29,9 @@ MIN_FOREIGN_PART = 0.5
 
 WORST = 0.99
 """Two threads that compute together, on one free CPU, were seen to take a hundred times as long."""
+
+SAID_CPUS = 0.1
+"""CPUs that are worth a word where they are taken to be the run's own."""
 
 QUIET_DELAY = 0.01
 """So much a thread waits for a CPU on a machine with nothing else to do."""
@@ -50,6 +54,9 @@ TEAM = replace(
 STARTED = replace(SHARED, process_cpus=0.7, child_cpus=1.0)
 """What runs beside it are processes that the script has started."""
 
+FROM_STORAGE = InputStats(early_read_bytes=31e6, late_read_bytes=31e6)
+"""Per step of 100 ms: up to 0.8 CPUs of others are the run's own doing."""
+
 WITH_WORKERS = Program(loaders=(Loader(num_workers=2, batch_size=8),))
 
 
@@ -66,7 +73,9 @@ class NoisyNeighbour(Rule):
     the one that has none. `diagnose run --tune --only set-threads` tries it.
 
     ## When it is wrong
-    It is seldom the script's fault. The figures of this run are those of this machine at this time.
+    It is seldom the script's fault. The figures of this run are those of this machine at this time. Nobody
+    tells whom threads of the kernel work for: where the run reads much from storage, as much as that takes
+    of them is taken to be its own, and what is left of the others must be enough.
     """
 
     needs = ("host.runnable_share", "host.process_cpus", "foreign_cpus")
@@ -77,10 +86,14 @@ class NoisyNeighbour(Rule):
         profile(host=SHARED),
         profile(host=TEAM),
         profile(host=STARTED),
+        profile(host=SHARED, input=replace(FROM_STORAGE, late_read_bytes=1e6)),
+        profile(host=replace(SHARED, machine_cpus=4, busy_cpus=3.0), input=FROM_STORAGE),
+        profile(host=replace(SHARED, kernel_cpus=0.1), input=FROM_STORAGE),
     )
     silent_on = (
         profile(host=replace(SHARED, runnable_share=0.02)),
         profile(host=replace(SHARED, busy_cpus=1.0)),
+        profile(host=SHARED, input=FROM_STORAGE),
         profile(
             host=STARTED,
             program=WITH_WORKERS,
@@ -107,8 +120,10 @@ class NoisyNeighbour(Rule):
         host = profile.host
         assert host.runnable_share is not None and profile.foreign_cpus is not None
         started, delayed = _started_cpus(profile), delayed_share(host)
-        foreign = profile.foreign_cpus + started
-        own = (host.child_cpus or 0.0) - started + sum(thread.cpus for thread in host.python_threads)
+        reading = storage_cpus(profile)  # as much of theirs as can be this run's own doing
+        foreign = profile.foreign_cpus - reading + started
+        own = reading + (host.child_cpus or 0.0) - started
+        own += sum(thread.cpus for thread in host.python_threads)
         own += sum(rank.used_cpus or 0.0 for rank in profile.neighbours)
         part = foreign / (foreign + own) if foreign else 0.0
         if (
@@ -132,6 +147,8 @@ class NoisyNeighbour(Rule):
             evidence.append(f"Of these, processes that the script itself has started used {started:.1f}.")
         if host.stolen_cpus:
             evidence.append(f"Of these, other guests of the machine's host took {host.stolen_cpus:.2f}.")
+        if reading >= SAID_CPUS:
+            evidence.append(f"Up to {reading:.1f} more may have read from storage what this run asked for.")
         fewer = _threads_left(profile, foreign, total)
         return Finding(
             rule=self.name,

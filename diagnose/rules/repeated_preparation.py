@@ -14,6 +14,7 @@ from diagnose.rules._supply import (
     CROWDED_BOUNDS,
     MORE_WORKERS,
     Supply,
+    crowded_by_ns,
     crowded_ns,
     main_loader,
     supply_of,
@@ -130,13 +131,16 @@ class RepeatedPreparation(LoadingRule):
             won_ns=offered,
         )
 
-    def _crowding(self, profile: Profile, supply: Supply, lost_ns: float) -> Finding:
+    def _crowding(self, profile: Profile, supply: Supply, crowded: float) -> Finding | None:
         """Of workers that keep up, and take the CPUs for that."""
+        lost_ns = crowded_by_ns(profile, supply, supply.fetching_cpu_ns)
+        if not lost_ns:
+            return None
         where = where_slow(profile, supply.loader)
         return Finding(
             rule=self.name,
             summary="Each epoch prepares the same samples anew, and that takes the CPUs there are: training"
-            f" waits for one {format_share(lost_ns / supply.training_ns)} of the time.",
+            f" waits for one {format_share(crowded / supply.training_ns)} of the time.",
             lost_ns=shared(profile, lost_ns),
             low_ns=CROWDED_BOUNDS[0] * lost_ns,
             high_ns=CROWDED_BOUNDS[1] * lost_ns + supply.wait_ns,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from diagnose.core.finding import Finding
 from diagnose.core.input import InputStats
@@ -12,7 +13,14 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._phases import shared
-from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, MIN_SHARE, crowded_ns, main_loader, supply_of
+from diagnose.rules._supply import (
+    HANDOVER_NS,
+    MIN_HANDOVERS,
+    MIN_SHARE,
+    crowded_by_ns,
+    main_loader,
+    supply_of,
+)
 from diagnose.rules._worker_examples import BESIDE_A_TEAM, CROWDED, WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
@@ -27,7 +35,8 @@ TORCHS_OWN = "default_collate"
 
 MIN_COLLATE_NS = 1_000_000
 """Per batch, of torch's own function: it stacks a hundred small samples in a fraction of it, and where it
-takes longer, someone else's can be quicker. The user's function is the user's to change, however short."""
+takes longer, someone else's can be quicker; of a worker's, which may have to wait for a CPU, its CPU time.
+The user's function is the user's to change, however short."""
 
 MOST = 1.2
 """Python that runs between two steps also empties the caches that they use."""
@@ -47,11 +56,21 @@ QUICK = InputStats(fetch_ns=1e5, collate_ns=3e5, steady_wait_ns=4e5, batches_per
 HALF = InputStats(fetch_ns=7e5, collate_ns=6e5, steady_wait_ns=13e5, batches_per_step=1.0)
 
 
+OFTEN: dict[str, Any] = {
+    "num_workers": 1,
+    "loader": {"collate": TORCHS_OWN},
+    "workers": {"cpu_share": 0.4, "delay_share": 0.6},
+    "stats": {"batches_per_step": 40.0},
+}
+"""A worker that wants a CPU for most of the time that it needs for small batches."""
+
+
 class SlowCollate(Rule):
     """
     ## What it means
     Putting the samples of a batch together, in `collate_fn`, takes as long as fetching them or longer, and
-    the loop waits for it. Usually it loops over samples in Python, pads one by one, or converts types.
+    the loop waits for it; or workers keep up, and the model waits for the CPU that it takes them.
+    Usually it loops over samples in Python, pads one by one, or converts types.
 
     ## What to do
     Write it in whole-batch operations: `torch.stack`, `pad_sequence`, one allocation filled in place. Or
@@ -80,8 +99,10 @@ class SlowCollate(Rule):
         fed_by(data_wait_ms=1, fetch_ms=10, collate_ms=50, num_workers=1),
         fed_by(data_wait_ms=10, fetch_ms=70, collate_ms=40, **CROWDED),
         fed_by(data_wait_ms=6, fetch_ms=1, collate_ms=12, **BESIDE_A_TEAM),
+        fed_by(data_wait_ms=6, fetch_ms=5, collate_ms=8, send_ms=25, **BESIDE_A_TEAM),
         profile(step_ms=1, data_wait_ms=0.4, program=OF_TORCH, input=QUICK),
         profile(step_ms=8, data_wait_ms=1.3, program=OF_TORCH, input=HALF),
+        fed_by(data_wait_ms=40, fetch_ms=0.5, collate_ms=2, **OFTEN),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -94,19 +115,22 @@ class SlowCollate(Rule):
         computing: float | None = None
         if loader.num_workers:
             supply = supply_of(profile)
-            crowded = crowded_ns(profile, supply) if supply is not None and supply.needs_cpu else 0.0
-            if supply is None or not (supply.behind or crowded):
+            if supply is None:
+                return None
+            if supply.needs_cpu:
+                crowded = crowded_by_ns(profile, supply, supply.collating_cpu_ns)
+            if not (supply.behind or crowded):
                 return None
             fetch_ns, collate_ns = supply.workers.fetch_ns, supply.workers.collate_ns
             lost_ns = crowded or supply.won_ns(busy_ns=supply.busy_ns - collate_ns * supply.batches)
-            who = "a worker"
+            who, own_ns = "a worker", collate_ns * supply.workers.cpu_share
             # Were all of the workers' CPU time spent in it, this part of it would compute.
             on_cpu = supply.workers.cpu_share / max(SOME, 1 - supply.delay_share)
             computing = on_cpu * (fetch_ns + collate_ns) / max(1.0, collate_ns)
         elif stats.fetch_ns is not None and stats.collate_ns is not None:
             fetch_ns, collate_ns = stats.fetch_ns, stats.collate_ns
             lost_ns = min(collate_ns * (stats.batches_per_step or 1.0), profile.spent_ns(Phase.DATA_WAIT))
-            who = "the training thread"
+            who, own_ns = "the training thread", collate_ns
             if stats.collate_cpu_share is not None and collate_ns >= MIN_COLLATE_NS:  # else it is chance
                 wanting = profile.host.runnable_share or 0.0
                 computing = stats.collate_cpu_share / max(SOME, 1 - wanting)
@@ -119,7 +143,7 @@ class SlowCollate(Rule):
         file, line = _place(profile, loader)
         by_workers = loader.num_workers or fetch_ns + collate_ns >= MIN_HANDOVERS * HANDOVER_NS
         least = DOMINATES if by_workers else COUNTS
-        if share < least or (name == TORCHS_OWN and collate_ns < MIN_COLLATE_NS):
+        if share < least or (name == TORCHS_OWN and own_ns < MIN_COLLATE_NS):
             return None
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
@@ -137,7 +161,7 @@ class SlowCollate(Rule):
                 f" and {format_ms(fetch_ns)} to fetch.",
                 f"The loop waits {format_ms(profile.spent_ns(Phase.DATA_WAIT))} of each step.",
                 *(
-                    [f"It waits for a CPU {format_ms(crowded)} of it, as the workers have them."]
+                    [f"It waits for a CPU {format_ms(crowded)} of it, as collating has them."]
                     if crowded
                     else []
                 ),

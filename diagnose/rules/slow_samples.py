@@ -17,6 +17,7 @@ from diagnose.rules._supply import (
     CROWDED_BOUNDS,
     MIN_SHARE,
     applicable,
+    crowded_by_ns,
     crowded_ns,
     main_loader,
     supply_of,
@@ -153,13 +154,16 @@ class SlowSamples(LoadingRule):
             f"These take {format_share(tail)} of the workers' time.",
         )
         if crowded:
+            crowding_ns = crowded_by_ns(profile, supply, tail * supply.making_cpu_ns)
+            if not crowding_ns:
+                return None
             return Finding(
                 rule=self.name,
                 summary="A few slow samples take the CPUs there are: training waits for one"
                 f" {format_share(crowded / supply.training_ns)} of the time",
-                lost_ns=shared(profile, tail * crowded),
-                low_ns=CROWDED_BOUNDS[0] * tail * crowded,
-                high_ns=CROWDED_BOUNDS[1] * tail * crowded + supply.wait_ns,
+                lost_ns=shared(profile, crowding_ns),
+                low_ns=CROWDED_BOUNDS[0] * crowding_ns,
+                high_ns=CROWDED_BOUNDS[1] * crowding_ns + supply.wait_ns,
                 assumption="every batch takes as long as the usual one, and workers and model have the CPUs"
                 " that they want",
                 evidence=making,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
 from diagnose.core.input import OwnLoading, Reading
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
+from diagnose.rules._lines import at
 from diagnose.rules._machine import disk
 from diagnose.rules._own_loading import (
     MOSTLY,
@@ -26,6 +29,7 @@ from diagnose.rules._supply import (
     DIVIDE,
     MORE_WORKERS,
     Supply,
+    crowded_by_ns,
     crowded_ns,
     supply_of,
     won_beside,
@@ -65,12 +69,30 @@ DISTANT = replace(ON_BOTH_CPUS, process_cpus=0.9, on_cpu_share=0.62, num_threads
 """A training thread that stands still for 37 ms of each 100."""
 
 
+UNCACHED = Reading(opens=0.0, reads=481.0, samples=16.0, read_bytes=31e6, made_bytes=8e3, share=0.9)
+"""Pieces of 64 KiB that no cache keeps, 30 for a sample."""
+
+OTHERS = (replace(at("loss.backward()", 0.42, phase=Phase.BACKWARD), off_cpu=0.9),)
+"""The line that stands still, for other ranks, where it does not read."""
+
+FROM_STORAGE: dict[str, Any] = {
+    "cpus": 2,
+    "host": HostStats(cpus=2, process_cpus=1.0, runnable_share=0.3, child_cpus=0.3, busy_cpus=1.9),
+    "workers": {"cpu_share": 0.27, "delay_share": 0.35, "ready_batches": 3.4, "reading": UNCACHED},
+    "stats": {"early_read_bytes": 31e6, "late_read_bytes": 31e6},
+}
+"""Workers that keep up, whose reading also takes others half a CPU."""
+
+
 class SlowStorage(LoadingRule):
     """
     ## What it means
     The loop waits for batches while its workers, as many as there are CPUs, neither compute nor want
     to: they wait for a disk, a network or another service. Or it is one worker that reads a stream, and
     would keep up but for that: a stream need not be one that several can share.
+
+    Or they keep up, and the CPUs that reading takes, from them, from the kernel and from the host of a
+    virtual machine, are the model's no more.
 
     Reading need not wait. Where the page cache has the files it takes a CPU all the time, and most of that
     may go into opening small files, into reading far more than a sample keeps, or into a data base or an
@@ -107,6 +129,7 @@ class SlowStorage(LoadingRule):
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": QUERIES}),
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"reading": SMALL_FILES}}),
         fed_by(data_wait_ms=10, fetch_ms=110, **crowded_by(reading=SMALL_FILES)),
+        fed_by(data_wait_ms=7, fetch_ms=94, collate_ms=2, send_ms=3, **FROM_STORAGE),
         loading(40, own=pieces()),
         loading(40, own=pieces(reads=96.0, read_bytes=1280e6)),
         loading(40, own=pieces(reads=0.0, read_bytes=0.0, asking_share=0.8)),
@@ -114,9 +137,12 @@ class SlowStorage(LoadingRule):
     )
     silent_on = (
         WELL_FED,
+        fed_by(data_wait_ms=7, fetch_ms=94, collate_ms=2, send_ms=3, **{**FROM_STORAGE, "stats": {}}),
         loading(40),
         loading(40, own=pieces(reading_share=0.3)),
         loading(40, own=pieces(reading_share=0.3), host=DISTANT),
+        replace(loading(40, own=pieces(reads=0.0, read_bytes=0.0), host=DISTANT), where=OTHERS),
+        loading(40, own=pieces(reads=0.0, read_bytes=0.0), host=replace(DISTANT, process_cpus=1.2)),
         loading(40, own=pieces(reads=96.0)),
         loading(40, own=pieces(reads=288.0, read_bytes=2.1e6)),
         loading(40, own=pieces(), stats={"late_wait_ns": 1e6}),
@@ -220,14 +246,15 @@ class SlowStorage(LoadingRule):
         """Of workers that take CPU time to read: they are behind, or keep up and take the CPUs for that."""
         reading = supply.workers.reading
         assert reading is not None and reading.share is not None
-        crowded_by_ns, instead = crowded_ns(profile, supply), ""
+        crowded, instead = crowded_ns(profile, supply), ""
         offered: dict[str, float] = {}
-        if crowded_by_ns:
-            lost_ns = reading.share * crowded_by_ns
+        if crowded:
+            reading_cpu_ns = reading.share * supply.making_cpu_ns + supply.storage_cpu_ns
+            lost_ns = crowded_by_ns(profile, supply, reading_cpu_ns)
             lost = shared(profile, lost_ns)
             low_ns = CROWDED_BOUNDS[0] * lost_ns
-            high_ns = CROWDED_BOUNDS[1] * crowded_by_ns + supply.wait_ns
-            vain = format_share(crowded_by_ns / supply.training_ns)
+            high_ns = CROWDED_BOUNDS[1] * crowded + supply.wait_ns
+            vain = format_share(crowded / supply.training_ns)
             waits = f"training wants a CPU in vain {vain}"
         elif supply.behind and not supply.cured_by_workers:
             making = (supply.workers.fetch_ns + supply.workers.collate_ns) * supply.batches

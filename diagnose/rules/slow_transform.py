@@ -8,7 +8,15 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._phases import shared
-from diagnose.rules._supply import CROWDED_BOUNDS, MORE_WORKERS, Supply, crowded_ns, supply_of, won_beside
+from diagnose.rules._supply import (
+    CROWDED_BOUNDS,
+    MORE_WORKERS,
+    Supply,
+    crowded_by_ns,
+    crowded_ns,
+    supply_of,
+    won_beside,
+)
 from diagnose.rules._worker_examples import A_CPU_IDLE, BESIDE_A_TEAM, CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
@@ -105,13 +113,16 @@ class SlowTransform(WorkerRule):
             won_ns=offered,
         )
 
-    def _crowding(self, profile: Profile, supply: Supply, lost_ns: float) -> Finding:
+    def _crowding(self, profile: Profile, supply: Supply, crowded: float) -> Finding | None:
         """Of workers that keep up, and take the CPUs for that."""
+        lost_ns = crowded_by_ns(profile, supply, supply.fetching_cpu_ns)
+        if not lost_ns:
+            return None
         where = where_slow(profile, supply.loader)
         return Finding(
             rule=self.name,
             summary="Preparing samples takes the CPUs there are: training waits for one"
-            f" {format_share(lost_ns / supply.training_ns)} of the time",
+            f" {format_share(crowded / supply.training_ns)} of the time",
             lost_ns=shared(profile, lost_ns),
             low_ns=CROWDED_BOUNDS[0] * lost_ns,
             high_ns=CROWDED_BOUNDS[1] * lost_ns + supply.wait_ns,
