@@ -135,6 +135,20 @@ class Part:
         drawn = set().union(*self.derived(draws).values())
         return [s for s in found if not self.reads[id(s)] & drawn]
 
+    def decides(
+        self, asked: Collection[ast.stmt], ends: Collection[ast.stmt], called: Mapping[int, set[str]]
+    ) -> bool:
+        """Whether between statements that ask a model and others one thing of several is drawn or taken: an
+        action, not a value that the model gives, such as a sampler's next picture, a mean, or a target.
+        `called` has the functions that were seen to be called from lines."""
+        before, _ = self.walk([(s, self.reads[id(s)]) for s in ends])
+        made = self.spread({id(s): self.writes[id(s)] for s in asked}, {id(s) for s in ends})
+        between = [s for s in self.statements if s in asked or (id(s) in made and id(s) in before)]
+        if any(names(nodes_of(s)) & DRAWS for s in (*between, *ends)):
+            return True
+        seen = (called.get(line, ()) for s in between for line in header_lines(s))
+        return self._may_draw(set().union(*map(called_in, between), *seen))
+
     def _draws(self, statement: ast.stmt) -> bool:
         """Whether a statement makes an action without its gradients, or asks a model for one that may."""
         used = names(nodes_of(statement))
