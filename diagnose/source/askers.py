@@ -29,7 +29,9 @@ def asking_lines(
     those through which they, or the `forward` of a module, were seen to be called; and the functions that
     were seen to be called from each."""
     quiet = {file: _quiet_lines(of_file) for file, of_file in scopes.items()}
-    found: dict[str, dict[int, set[str]]] = {file: {n: set() for n in lines} for file, lines in quiet.items()}
+    found: dict[str, dict[int, set[str]]] = {
+        file: {n: set() for n in lines} for file, lines in quiet.items()
+    }
     for _, _, (_, *stack), _ in samples:
         inside, called = False, ""
         for file, line, function in stack:

@@ -9,8 +9,8 @@ what scores predictions shows the model nothing of them, what a cache answers go
 memory of experience answers nothing at all.
 
 Nor need it be an object: `board = drop(board, column)` takes what it was and answers what it is now, and
-the next choice is made of that. And it may be the one who calls: see `askers`. Of these, something has to be
-drawn or taken by what the model said: a picture that a sampler goes on from is no choice.
+the next choice is made of that. And it may be the one who calls: see `askers`. With these, something has
+to be drawn or taken by what the model said: a picture that a sampler goes on from is no choice.
 """
 
 from __future__ import annotations
