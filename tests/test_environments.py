@@ -666,6 +666,19 @@ PRIORITIES = """
         history.append(errors.mean())
         largest["priority"] = memory.priorities.max()
 """
+CUTS = """
+    def cut(x, rows):
+        return x[rows]
+
+    def sample(loader):
+        for x, y in loader:
+            with no_grad():
+                rows = net(x).argmax(1)
+            seen.append(rows)
+            x = cut(x, rows)
+            sizes = score(x)
+            student.learn(x, y, sizes)
+"""
 SAMPLED = """
     while True:
         sample(rows)
@@ -677,6 +690,8 @@ SAMPLED = """
 @pytest.mark.parametrize(
     ("source", "asks", "tells"),
     [
+        (SAMPLER.replace("net(x)", "net(x).sample"), "noise = net(x)", "x = moved("),
+        (CUTS, "rows = net(x)", "x = cut("),  # a batch is another one in each turn
         (SAMPLER, "noise = net(x)", "x = moved("),  # a picture is made of what the model gives: no choice
         (CENTRES, "target = softmax", "centre = moved("),
         (WRITER, "scores = net(words)", "words = extended("),  # what is written is all that is kept

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from diagnose.source.blocks import Blocks
-from diagnose.source.calling import called_in, callee, calls_in, calls_of, given_to, parameters_of
+from diagnose.source.calling import called_in, callee, calls_in, calls_of, given_to, is_call, parameters_of
 from diagnose.source.effects import WEIGHTS, Effects, methods_called, rebased
 from diagnose.source.gradients import Gradients
 from diagnose.source.kinds import Definition, Scope
@@ -144,7 +144,7 @@ class Part:
         before, _ = self.walk([(s, self.reads[id(s)]) for s in ends])
         made = self.spread({id(s): self.writes[id(s)] for s in asked}, {id(s) for s in ends})
         between = [s for s in self.statements if s in asked or (id(s) in made and id(s) in before)]
-        if any(names(nodes_of(s)) & DRAWS for s in (*between, *ends)):
+        if any(called_in(s) & DRAWS for s in (*between, *ends)):
             return True
         seen = (called.get(line, ()) for s in between for line in header_lines(s))
         return self._may_draw(set().union(*map(called_in, between), *seen))
@@ -170,7 +170,7 @@ class Part:
         def more(reached: set[str]) -> set[str]:
             return of(callee(call)[0] for call in calls_in(*within(reached)))
 
-        return bool(names_in(*within(closure(of(called), more))) & DRAWS)
+        return any(is_call(call, DRAWS) for call in calls_in(*within(closure(of(called), more))))
 
     @cached_property
     def _taken(self) -> dict[str, set[str]]:
