@@ -150,7 +150,8 @@ from tests.marked import of_marked
             EMA,
         ),
         (
-            "for n, p in net.named_parameters():\n    sizes[n] = 0.9 * sizes[n] + 0.1 * p.grad.norm()  # here",
+            "for n, p in net.named_parameters():\n"
+            "    sizes[n] = 0.9 * sizes[n] + 0.1 * p.grad.norm()  # here",
             CLIP,
         ),
         (

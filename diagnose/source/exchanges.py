@@ -156,7 +156,7 @@ def exchange_in(
         fed, names = part.walk([(s, part.reads[id(s)]) for s in chooses])
         shows = [s for s in others if s in chooses or id(s) in fed]
         state = writes(tells) & reads_in(*given_to(call)) & names
-        if id(tells) not in fed:  # what is another one in each turn or call is none: a batch, `x = cut(x, at)`
+        if id(tells) not in fed:  # what each turn or call has another of is none: a batch, `x = cut(x, at)`
             state = {name for name in state if name.startswith("self.")}
         if state or isinstance(tells, ast.Expr):
             if not any(_passes(s, asks) for s in chooses) or not part.decides(chooses, [tells], asks):

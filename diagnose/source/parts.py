@@ -17,7 +17,7 @@ from diagnose.source.calling import called_in, callee, calls_in, calls_of, given
 from diagnose.source.effects import WEIGHTS, Effects, methods_called, rebased
 from diagnose.source.gradients import Gradients
 from diagnose.source.kinds import Definition, Scope
-from diagnose.source.names import names, names_in, words_of
+from diagnose.source.names import names, words_of
 from diagnose.source.reads_writes import closure, reads, writes
 from diagnose.source.rollouts import CHOOSES, CHOSEN, DRAWS, steps_environment, takes_action, told_to_step
 from diagnose.source.statements import (
