@@ -375,6 +375,7 @@ def test_what_is_done_to_the_model_makes_no_batch():
         ("x.tolist()", "x", OTHER),
         ("x.tolist()", "out", FORWARD),
         ("x.unbind()", "x", FORWARD),
+        ("[item for item in x.unbind()]", "x", FORWARD),
     ],
 )
 def test_what_weighs_a_loss_by_the_batch_in_python_is_the_loops_own_code(rows, given, phase):

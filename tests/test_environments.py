@@ -595,3 +595,134 @@ def test_an_environment_may_call_what_it_holds_as_a_model_calls_its_weights():
     source = "\n".join([model, methods, *lines[:begin], *lines[end:]])
     script = Script(source, MADE, [CHOOSING])
     assert script.roles.exchanges(script.stack("rewards = houses.act", "play(town")) == ENVIRONMENT
+
+
+def test_an_environment_of_functions_may_only_answer_what_has_become_of_it():
+    source = OF_FUNCTIONS.replace("return [*board, cell], score(board)", "return [*board, cell]")
+    source = source.replace("board, won = drop", "board = drop")
+    for came in ("won = score(board)", "won = 9 - board[0]"):
+        told = source.replace("board = drop(board, cell)", f"board = drop(board, cell); {came}")
+        assert acts_among_functions(told, "return [*board", "board = drop(board, cell)") == ENVIRONMENT
+
+
+SAMPLER = """
+    def restored(x, noise, t):
+        return x - noise * strength[t]
+
+    def moved(x, clean, t):
+        return x + (clean - x) * rate[t]
+
+    def sample(x):
+        pictures, guesses = [], []
+        for t in reversed(range(1000)):
+            with no_grad():
+                noise = net(x)
+            clean = restored(x, noise, t)
+            guesses.append(clean)
+            x = moved(x, clean, t)
+            pictures.append(x)
+        return pictures, guesses
+"""
+CENTRES = """
+    def moved(centre, seen):
+        return 0.9 * centre + 0.1 * seen.mean(0)
+
+    def sample(x):
+        with no_grad():
+            target = softmax(net(x) - centre)
+        student.learn(x, target)
+        centre = moved(centre, target)
+        save(centre)
+"""
+WRITER = """
+    def extended(words, word):
+        return [*words, word]
+
+    def sample(words):
+        odds = []
+        for _ in range(100):
+            with no_grad():
+                scores = net(words)
+            word = scores.multinomial(1)
+            odds.append(scores[word])
+            words = extended(words, word)
+        return words, odds
+"""
+PRIORITIES = """
+    class Memory:
+        def draw_rows(self):
+            return self.rows[chosen(self.priorities)]
+
+        def put(self, rows, errors):
+            self.priorities[rows] = errors
+
+    def sample(memory):
+        rows = memory.draw_rows()
+        with no_grad():
+            goals = net(rows).argmax(1)
+        values = online(rows)
+        errors = (goals - values).detach().cpu().numpy()
+        memory.put(rows, errors)
+        history.append(errors.mean())
+        largest["priority"] = memory.priorities.max()
+"""
+CUTS = """
+    def cut(x, rows):
+        return x[rows]
+
+    def sample(loader):
+        for x, y in loader:
+            with no_grad():
+                rows = net(x).argmax(1)
+            seen.append(rows)
+            x = cut(x, rows)
+            sizes = score(x)
+            student.learn(x, y, sizes)
+"""
+SAMPLED = """
+    while True:
+        sample(rows)
+        loss = criterion(net(draw()))
+        loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "asks", "tells"),
+    [
+        (SAMPLER.replace("net(x)", "net(x).sample"), "noise = net(x)", "x = moved("),
+        (CUTS, "rows = net(x)", "x = cut("),  # a batch is another one in each turn
+        (SAMPLER, "noise = net(x)", "x = moved("),  # a picture is made of what the model gives: no choice
+        (CENTRES, "target = softmax", "centre = moved("),
+        (WRITER, "scores = net(words)", "words = extended("),  # what is written is all that is kept
+        (PRIORITIES, "goals = net(rows)", "memory.put("),  # an error of what is learned
+    ],
+)
+def test_who_goes_on_from_values_of_a_model_or_from_errors_acts_in_no_environment(source, asks, tells):
+    made = [("criterion(net(draw", "forward"), ("loss.backward", "backward")]
+    made += [("values = online", "forward")] if "online" in source else []
+    script = Script(source + SAMPLED, made, [("evaluation", asks, "sample(rows)")])
+    assert script.roles.exchanges(script.stack(tells, "sample(rows)")) == ""
+
+
+def test_an_object_that_follows_the_mean_of_a_models_values_is_no_environment():
+    source = """
+    class Yard:
+        def arrive(self, seen):
+            with no_grad():
+                value = self.net(seen) * self.spread + self.mean
+            self.mean += 0.01 * (value.mean() - self.mean)
+            self.kept.append(self.mean)
+            return value
+
+        def drive(self):
+            return self.kept[-1]
+
+    while True:
+        values = yard.arrive(rows)
+        loss = criterion(net(values))
+        loss.backward()
+    """
+    script = Script(source, MADE, [("evaluation", "value = self.net", "values = yard")])
+    (file, line, _), around = script.stack("return self.kept", "values = yard")
+    assert script.roles.exchanges([(file, line, "Yard.drive"), around]) == ""

@@ -128,6 +128,32 @@ from tests.marked import of_marked
             "for p in params:\n    p.grad.copy_(torch.where(seen, p.grad * share, p.grad))  # here",
             PYTHON_LOOP,
         ),
+        (  # of an optimizer, as a LARS is
+            "for p in params:\n    size, slope = p.norm(), p.grad\n    part = size / p.grad.norm()\n"
+            "    bound = torch.where(size > 0, size, 1.0)  # here\n    p.grad.mul_(part * bound)\n"
+            "    p.data.add_(p.grad, alpha=-lr)",
+            UPDATE,
+        ),
+        (  # where gradients do not agree they are masked
+            "for p, grads in zip(params, gradients):\n"
+            "    mask = (torch.stack(grads).sign().mean(0).abs() > t).float()  # here\n"
+            "    share = mask.sum() / mask.numel()\n    p.grad = mask * torch.stack(grads).mean(0)",
+            PYTHON_LOOP,
+        ),
+        (
+            "for p in net.parameters():\n"
+            "    punished += 0.5 * p.abs().sum() + 0.5 * p.pow(2).sum()  # here",
+            PYTHON_LOOP,
+        ),
+        (
+            "for n, p in net.named_parameters():\n    kept[n] = 0.9 * kept[n] + 0.1 * p.detach()  # here",
+            EMA,
+        ),
+        (
+            "for n, p in net.named_parameters():\n"
+            "    sizes[n] = 0.9 * sizes[n] + 0.1 * p.grad.norm()  # here",
+            CLIP,
+        ),
         (
             "for n, p in twin.named_parameters():\n"
             "    p.data.mul_(d).add_(net.get_parameter(n).data, alpha=1 - d)  # here",

@@ -22,17 +22,23 @@ BOOKS = {"log", "logger", "logging", "wandb", "writer", "tracker", "metrics", "m
 """Words of what is told for the record."""
 
 
-def asking_lines(samples: Iterable[Sample], scopes: Mapping[str, Iterable[Scope]]) -> dict[str, set[int]]:
-    """Returns by file the lines from which models may be asked without gradients: those that say so, and
-    those through which they, or the `forward` of a module, were seen to be called."""
+def asking_lines(
+    samples: Iterable[Sample], scopes: Mapping[str, Iterable[Scope]]
+) -> dict[str, dict[int, set[str]]]:
+    """Returns by file the lines from which models may be asked without gradients, those that say so, and
+    those through which they, or the `forward` of a module, were seen to be called; and the functions that
+    were seen to be called from each."""
     quiet = {file: _quiet_lines(of_file) for file, of_file in scopes.items()}
-    found = {file: set(lines) for file, lines in quiet.items()}
+    found: dict[str, dict[int, set[str]]] = {
+        file: {n: set() for n in lines} for file, lines in quiet.items()
+    }
     for _, _, (_, *stack), _ in samples:
-        inside = False
+        inside, called = False, ""
         for file, line, function in stack:
-            if file in found and inside:
-                found[file].add(line)
-            inside = inside or line in quiet.get(file, ()) or function.rpartition(".")[2] == "forward"
+            if file in found and (inside or line in quiet[file]):
+                found[file].setdefault(line, set()).update({called} - {""})
+            called = function.rpartition(".")[2]
+            inside = inside or line in quiet.get(file, ()) or called == "forward"
     return found
 
 
@@ -54,14 +60,14 @@ def _says(expressions: Iterable[ast.expr]) -> bool:
     return bool(names_in(*expressions) & QUIET)
 
 
-def asks_in_itself(part: Part, lines: set[int]) -> list[ast.stmt]:
+def asks_in_itself(part: Part, lines: Mapping[int, set[str]]) -> list[ast.stmt]:
     """Returns the statements of a method, of those on certain lines, that ask a model what to do to the
     method's own object, and show it what that changes; none where it keeps not both, the choice and what
     came of it.
 
     What only replaces values of the object by the model's, as a sampler's chains, changes none by a choice.
     """
-    chooses = [s for s in part.statements if not lines.isdisjoint(header_lines(s)) and writes(s)]
+    chooses = [s for s in part.statements if lines.keys() & set(header_lines(s)) and writes(s)]
     _, names = part.walk([(s, part.reads[id(s)]) for s in chooses])
     shown = attributes_of(names) - attributes_of(
         ast.unparse(call.func) for s in chooses for call in calls_of(s)
@@ -78,7 +84,7 @@ def asks_in_itself(part: Part, lines: set[int]) -> list[ast.stmt]:
     chosen = part.spread({id(s): writes(s) for s in chooses}, {id(s) for s in changes})
     others = [s for s in part.statements if s not in chooses and s not in changes and puts(s)]
     kept = all(any(id(s) in held for s in others) for held in (chosen, answered))
-    return chooses if changes and kept else []
+    return chooses if changes and kept and part.decides(chooses, changes, lines) else []
 
 
 def class_around(function: Scope, tree: ast.Module | None) -> ast.ClassDef | None:

@@ -10,7 +10,7 @@ from diagnose.source.names import names, names_in, variables, words, words_of
 from diagnose.source.place import Place
 from diagnose.source.statements import assigned, is_operation, nodes_of, statements_in
 from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, key, sources, turns
-from diagnose.source.weight_words import GRADIENTS, OVER_WEIGHTS
+from diagnose.source.weight_words import GRADIENTS, KEEPS, OVER_WEIGHTS
 
 IN_PLACE = {*WRITES, "mul", "lerp"}
 AVERAGED_WORDS = {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}
@@ -96,7 +96,7 @@ def _blends(node: ast.AST) -> bool:
     sides = [side for side in (node.left, node.right) if is_operation(side, ast.Mult)]
     if len(sides) < 2:
         return False
-    parts = [_number(side.left) or _number(side.right) for side in sides]
+    parts = [_share(side) for side in sides]
     return (all(parts) and math.isclose(sum(parts), 1.0)) or any(
         is_operation(part, ast.Sub) and isinstance(part.left, ast.Constant) and part.left.value == 1
         for side in sides
@@ -104,9 +104,18 @@ def _blends(node: ast.AST) -> bool:
     )
 
 
-def _number(node: ast.expr) -> float:
-    """Returns a number that is written out; 0 for anything else."""
-    return float(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, float) else 0.0
+def _share(product: ast.BinOp) -> float:
+    """Returns the number, written out, that a tensor is scaled by, as it is; 0 of anything else, such as a
+    norm: an elastic net is `0.5 * p.abs().sum() + 0.5 * p.pow(2).sum()`."""
+    sides = (product.left, product.right)
+    numbers = [
+        each.value for each in sides if isinstance(each, ast.Constant) and isinstance(each.value, float)
+    ]
+    scaled = next((each for each in sides if not isinstance(each, ast.Constant)), None)
+    while is_call(scaled, KEEPS) and isinstance(scaled.func, ast.Attribute):
+        scaled = scaled.func.value
+    as_it_is = isinstance(scaled, (ast.Name, ast.Attribute, ast.Subscript))
+    return numbers[0] if numbers and as_it_is else 0.0
 
 
 def _sums_up(place: Place) -> bool:

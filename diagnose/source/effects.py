@@ -7,9 +7,9 @@ import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from diagnose.source.calling import bound, callee, calls_of, is_call, parameters_of
+from diagnose.source.calling import bound, callee, calls_in, calls_of, is_call, parameters_of
 from diagnose.source.kinds import Definition
-from diagnose.source.names import last_name, names, names_in
+from diagnose.source.names import last_name, names
 from diagnose.source.reads_writes import REORDERS, closure, reads, writes
 from diagnose.source.simulators import simulators_of
 from diagnose.source.statements import nodes_of, statements_of
@@ -116,7 +116,7 @@ class Effects:
     def leaves_tensors(self, function: str) -> bool:
         """Whether functions of this name take values out of tensors: `rows = x.tolist()`."""
         found = self.functions.get(function, ())
-        return bool(found) and all(names_in(each) & VALUES for _, each in found)
+        return bool(found) and all(any(is_call(c, VALUES) for c in calls_in(each)) for _, each in found)
 
     def is_module(self, attribute: str) -> bool:
         """Whether objects are made with a module in this attribute, `self.net`."""

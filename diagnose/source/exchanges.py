@@ -9,13 +9,14 @@ what scores predictions shows the model nothing of them, what a cache answers go
 memory of experience answers nothing at all.
 
 Nor need it be an object: `board = drop(board, column)` takes what it was and answers what it is now, and
-the next choice is made of that. And it may be the one who calls: see `askers`.
+the next choice is made of that. And it may be the one who calls: see `askers`. With these, something has
+to be drawn or taken by what the model said: a picture that a sampler goes on from is no choice.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from diagnose.source.askers import (
@@ -28,7 +29,7 @@ from diagnose.source.askers import (
 )
 from diagnose.source.calling import bound, callee, calls_of, given_to
 from diagnose.source.effects import Effects, methods_called
-from diagnose.source.kinds import Scope
+from diagnose.source.kinds import Assignment, Scope
 from diagnose.source.parts import Anchors, Part
 from diagnose.source.purposes import ENVIRONMENT, ROLLOUT
 from diagnose.source.reads_writes import MODULES, closure, reads, reads_in, writes
@@ -62,12 +63,7 @@ class Exchange:
             return set()
         if self.base:
             return _asked(statement, self.base)
-        return {
-            name
-            for call in calls_of(statement)
-            for name, base in (callee(call),)
-            if not base and name in effects.functions and reads_in(*given_to(call)) & self.state
-        }
+        return _given(statement, self.state, "", effects)
 
 
 class Exchanges:
@@ -99,7 +95,7 @@ class Exchanges:
         for (file, index), lines in by_function.items():
             part = Part(file, scopes[file][index], Anchors(), self._effects)
             anchors = {line for line, _ in learns.get(file, ())}
-            asks = asking[file] & lines
+            asks = {line: asking[file][line] for line in asking[file].keys() & lines}
             found = exchange_in(part, lines, anchors, scopes[file], asks)
             if found is None:
                 own = class_around(part.function, sources.tree(file)) if asks else None
@@ -136,7 +132,7 @@ class Exchanges:
 
 
 def exchange_in(
-    part: Part, lines: set[int], learns: set[int], scopes: Iterable[Scope], asks: set[int]
+    part: Part, lines: set[int], learns: set[int], scopes: Iterable[Scope], asks: Mapping[int, set[str]]
 ) -> Exchange | None:
     """Returns the environment that a function acts in; `None` where there is none.
 
@@ -145,7 +141,7 @@ def exchange_in(
         learns: Its lines from which batches are asked, models called with gradients, and backward passes
             and optimizers' steps begun.
         scopes: The functions that may call it.
-        asks: Those of `lines` from which models are surely called, or that say so.
+        asks: Those of `lines` from which models are surely called, or that say so; see `asking_lines`.
     """
     for tells, call, changed in _told(part, learns):
         base = callee(call)[1]
@@ -160,14 +156,22 @@ def exchange_in(
         fed, names = part.walk([(s, part.reads[id(s)]) for s in chooses])
         shows = [s for s in others if s in chooses or id(s) in fed]
         state = writes(tells) & reads_in(*given_to(call)) & names
-        if (state or isinstance(tells, ast.Expr)) and not any(_passes(s, asks) for s in chooses):
-            continue
+        if id(tells) not in fed:  # what each turn or call has another of is none: a batch, `x = cut(x, at)`
+            state = {name for name in state if name.startswith("self.")}
+        if state or isinstance(tells, ast.Expr):
+            if not any(_passes(s, asks) for s in chooses) or not part.decides(chooses, [tells], asks):
+                continue
+            # An error of what is learned is no choice: a memory is told by it what to draw.
+            if any(id(s) in way and not learns.isdisjoint(header_lines(s)) for s in others):
+                continue
         if isinstance(tells, ast.Expr):
             after = [s for s in _after(tells, part) if _shows([s], base, changed, part.effects)]
             answers = {id(s): writes(s) for s in after}
-        else:  # what goes on into the model is no answer to it
-            answer = writes(tells) - (set() if state else names)
+        else:  # what goes on into the model is no answer to it, but what else is asked of that may be
+            answer = writes(tells) - (state or names)
             answers = {id(tells): answer} if answer else {}
+            beside = (s for s in others if state and s not in chooses and id(s) not in fed)
+            answers.update({id(s): writes(s) for s in beside if _makes_of(s, state, base, part.effects)})
         if not answers:
             continue
         # Who goes on from its own choices, as a writer of texts, has no answer but these.
@@ -216,9 +220,9 @@ def _told(part: Part, learns: set[int]) -> Iterator[tuple[ast.Assign | ast.Expr,
                 yield statement, call, changes[name]
 
 
-def _passes(statement: ast.stmt, lines: set[int]) -> bool:
+def _passes(statement: ast.stmt, lines: Mapping[int, set[str]]) -> bool:
     """Whether a statement calls something on one of some lines."""
-    return bool(calls_of(statement)) and not lines.isdisjoint(header_lines(statement))
+    return bool(calls_of(statement)) and bool(lines.keys() & set(header_lines(statement)))
 
 
 def _chooses(statement: ast.stmt, lines: set[int], base: str) -> bool:
@@ -236,6 +240,25 @@ def _shows(statements: Iterable[ast.stmt], base: str, changed: set[str], effects
         for statement in statements
         for name in _asked(statement, base)
     )
+
+
+def _makes_of(statement: ast.stmt, state: Collection[str], base: str, effects: Effects) -> bool:
+    """Whether a statement makes something else of a state, or asks a function for it, and does not only
+    hand it on: `reward = -board[3].sum()`."""
+    makes = isinstance(statement, Assignment) and not isinstance(statement.value, ast.Name)
+    read = makes and not reads(statement).isdisjoint(state)
+    return read or bool(_given(statement, state, base, effects))
+
+
+def _given(statement: ast.stmt, state: Collection[str], base: str, effects: Effects) -> set[str]:
+    """Returns the functions of the script, or methods of one object, that a statement gives a state."""
+    return {
+        name
+        for call in calls_of(statement)
+        for name, of in (callee(call),)
+        if of in ("", base) and name in effects.functions
+        if not reads_in(*given_to(call)).isdisjoint(state)
+    }
 
 
 def _asked(statement: ast.stmt, base: str) -> set[str]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from diagnose.source.blocks import Blocks
-from diagnose.source.calling import called_in, callee, calls_in, calls_of, given_to, parameters_of
+from diagnose.source.calling import called_in, callee, calls_in, calls_of, given_to, is_call, parameters_of
 from diagnose.source.effects import WEIGHTS, Effects, methods_called, rebased
 from diagnose.source.gradients import Gradients
 from diagnose.source.kinds import Definition, Scope
-from diagnose.source.names import names, names_in, words_of
+from diagnose.source.names import names, words_of
 from diagnose.source.reads_writes import closure, reads, writes
 from diagnose.source.rollouts import CHOOSES, CHOSEN, DRAWS, steps_environment, takes_action, told_to_step
 from diagnose.source.statements import (
@@ -135,6 +135,20 @@ class Part:
         drawn = set().union(*self.derived(draws).values())
         return [s for s in found if not self.reads[id(s)] & drawn]
 
+    def decides(
+        self, asked: Collection[ast.stmt], ends: Collection[ast.stmt], called: Mapping[int, set[str]]
+    ) -> bool:
+        """Whether between statements that ask a model and others one thing of several is drawn or taken: an
+        action, not a value that the model gives, such as a sampler's next picture, a mean, or a target.
+        `called` has the functions that were seen to be called from lines."""
+        before, _ = self.walk([(s, self.reads[id(s)]) for s in ends])
+        made = self.spread({id(s): self.writes[id(s)] for s in asked}, {id(s) for s in ends})
+        between = [s for s in self.statements if s in asked or (id(s) in made and id(s) in before)]
+        if any(called_in(s) & DRAWS for s in (*between, *ends)):
+            return True
+        seen = (called.get(line, ()) for s in between for line in header_lines(s))
+        return self._may_draw(set().union(*map(called_in, between), *seen))
+
     def _draws(self, statement: ast.stmt) -> bool:
         """Whether a statement makes an action without its gradients, or asks a model for one that may."""
         used = names(nodes_of(statement))
@@ -156,7 +170,7 @@ class Part:
         def more(reached: set[str]) -> set[str]:
             return of(callee(call)[0] for call in calls_in(*within(reached)))
 
-        return bool(names_in(*within(closure(of(called), more))) & DRAWS)
+        return any(is_call(call, DRAWS) for call in calls_in(*within(closure(of(called), more))))
 
     @cached_property
     def _taken(self) -> dict[str, set[str]]:

@@ -19,7 +19,10 @@ ENVIRONMENTS = {
 }
 """Words of what an environment is called."""
 
-ADVANCES = {"step", "reset", "recv", "send", "step_wait"}
+TALKS = {"recv", "send"}
+"""What is told to who talks to an environment, and to other processes: of these the `world` is all."""
+
+ADVANCES = {"step", "reset", "step_wait", *TALKS}
 
 PERFORMS = {"act", "play", "move", "push", "advance", "perform"}
 """What else an environment that is called one is told to do."""
@@ -114,7 +117,8 @@ def steps_environment(
         of_turn = words(_name_of_all(turns[base])) if base in turns else frozenset()
         if of_turn & EVALUATES:
             continue
-        if (of_base | of_turn) & ENVIRONMENTS and not (of_base | of_turn) & LEARNERS:
+        called = (of_base | of_turn) & ENVIRONMENTS - ({"world"} if name in TALKS else set())
+        if called and not (of_base | of_turn) & LEARNERS:
             return True
         if not isinstance(statement, ast.Assign):
             continue

@@ -130,10 +130,10 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
             yield idiom
     if not found and not within.stepping and serves_average(place):
         yield EMA
-    elif not found and not (within.stepping or within.model) and serves_clip(place):
-        yield CLIP
     elif not found and not (within.stepping or within.model) and serves_update(place, nodes):
         yield UPDATE
+    elif not found and not (within.stepping or within.model) and serves_clip(place):
+        yield CLIP
     elif not found and (in_comprehension or _side_loops(place, within)) and not at_once:
         yield PYTHON_LOOP
         if takes_slices(place.statement, place.loops, nodes, place.function):

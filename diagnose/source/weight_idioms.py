@@ -12,9 +12,9 @@ from diagnose.source.kinds import Definition, Loop
 from diagnose.source.names import last_name, names, names_in, words, words_of
 from diagnose.source.place import Place
 from diagnose.source.purposes import CLIP, EMA, UPDATE, WHOLE
-from diagnose.source.reads_writes import key_of, writes
+from diagnose.source.reads_writes import in_place, key_of, writes
 from diagnose.source.slices import is_side_loop
-from diagnose.source.statements import element_of, is_operation, nodes_of
+from diagnose.source.statements import element_of, is_operation, nodes_of, targets_of
 from diagnose.source.tensor_operations import (
     ELEMENTWISE,
     MARKS,
@@ -248,10 +248,21 @@ def serves_clip(place: Place) -> bool:
         return False
     inside = (replace(place, statement=inner) for inner in _statements(loop.body))
     return any(
-        made & names(nodes_of(each.statement)) and CLIP in of_weights(each, nodes_of(each.statement))
+        made & names(nodes_of(each.statement))
+        and _changes_gradient(each)
+        and CLIP in of_weights(each, nodes_of(each.statement))
         for each in inside
         if each.statement is not place.statement
     )
+
+
+def _changes_gradient(place: Place) -> bool:
+    """Whether a statement puts something in the place of a gradient, or changes it there, and does not only
+    measure it."""
+    value = place.statement.value if isinstance(place.statement, ast.Expr) else None
+    method = value.func if isinstance(value, ast.Call) else None
+    changed_there = [method.value] if isinstance(method, ast.Attribute) and in_place(method.attr) else []
+    return any(is_gradient(each, place) for each in (*targets_of(place.statement), *changed_there))
 
 
 def serves_update(place: Place, nodes: list[ast.AST]) -> bool:

@@ -52,8 +52,10 @@ def changes_own(place: Place, nodes: list[ast.AST]) -> bool:
     """Whether a loop of its own changes in each turn what it asks the gradient of, whatever it goes over:
     `layer.weight.data -= lr * layer.weight.grad`."""
     asked = {key(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "grad"}
-    is_turn = bool(place.loops) and is_side_loop(place.loops[0])
-    return is_turn and bool(asked & set(map(key, _targets(place.statement, nodes))))
+    if not asked:
+        return False
+    changes = bool(place.loops) and bool(asked & set(map(key, _targets(place.statement, nodes))))
+    return changes and is_side_loop(place.loops[0])
 
 
 def keeps_moment(place: Place, nodes: list[ast.AST]) -> bool:
