@@ -14,7 +14,7 @@ from diagnose.source.names import names_in, words
 from diagnose.source.parts import Part
 from diagnose.source.reads_writes import writes
 from diagnose.source.sites import Sample
-from diagnose.source.statements import all_lines, header_lines, statements_of, yields
+from diagnose.source.statements import all_lines, header_lines, nodes_within, statements_of, yields
 
 QUIET = {"no_grad", "inference_mode"}
 
@@ -89,7 +89,7 @@ def asks_in_itself(part: Part, lines: Mapping[int, set[str]]) -> list[ast.stmt]:
 
 def class_around(function: Scope, tree: ast.Module | None) -> ast.ClassDef | None:
     """Returns the class that a function is a method of."""
-    nodes = () if tree is None else ast.walk(tree)
+    nodes = () if tree is None else nodes_within(tree)
     return next((node for node in nodes if isinstance(node, ast.ClassDef) and function in node.body), None)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from diagnose.source.calling import is_call
 from diagnose.source.kinds import Definition, Separate
 from diagnose.source.names import variables
-from diagnose.source.statements import all_lines, is_operation, targets_of
+from diagnose.source.statements import all_lines, is_operation, nodes_within, targets_of
 
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
 OF_THE_SCORES = ("drop", "mask", "bias", "scale")
@@ -18,7 +18,7 @@ OF_THE_SCORES = ("drop", "mask", "bias", "scale")
 def attention_lines(tree: ast.Module) -> set[int]:
     """Returns the lines of all statements from the first product to the second, that of the mask too."""
     lines: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes_within(tree):
         if isinstance(node, Definition):
             for statement in _written_out(list(_simple(node))):
                 lines.update(all_lines(statement))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Sequence
 
 from diagnose.source.calling import is_call, keyword_of
 from diagnose.source.names import names, names_in, variables, words, words_of
@@ -20,7 +21,7 @@ OF_METHOD = {"mul_": SCALE, "div_": SCALE, "add_": ADD, "sub_": ADD}
 """What methods do to what they are called on."""
 
 
-def averages(place: Place, nodes: list[ast.AST], gone_over: set[str], *, pairs: bool = True) -> bool:
+def averages(place: Place, nodes: Sequence[ast.AST], gone_over: set[str], *, pairs: bool = True) -> bool:
     """Whether a statement averages one weight after the other.
 
     Args:
@@ -41,7 +42,7 @@ def averages(place: Place, nodes: list[ast.AST], gone_over: set[str], *, pairs: 
     )
 
 
-def blends_in(statement: ast.stmt, nodes: list[ast.AST]) -> bool:
+def blends_in(statement: ast.stmt, nodes: Sequence[ast.AST]) -> bool:
     """Whether a statement goes a part of the way from one value to another."""
     if any(map(_blends, nodes)):
         return True
@@ -149,7 +150,7 @@ def scales_and_adds(place: Place) -> bool:
     return does == {SCALE, ADD} and (paired or len(names(changing) & place.turned - place.gradients) > 1)
 
 
-def _keyed_pair(place: Place, nodes: list[ast.AST]) -> bool:
+def _keyed_pair(place: Place, nodes: Sequence[ast.AST]) -> bool:
     """Whether something is done to one of a turn's weights and to what is kept of it under its name, or to
     two that are kept: `for n, p in net.named_parameters(): kept[n].mul_(d).add_(p)`."""
     for target, source in sources(place, nodes):

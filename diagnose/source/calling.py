@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from diagnose.source.kinds import Function
 from diagnose.source.names import last_name
-from diagnose.source.statements import assigned, nodes_of
+from diagnose.source.statements import assigned, nodes_of, nodes_within
 
 TRAINS = {"backward", "step"}
 """Methods by which a script trains."""
@@ -69,7 +69,7 @@ def holders_of(tree: ast.Module, called: Container[str]) -> frozenset[str]:
     `answers`, after `self.asked, self.answers = Queue(), Queue()`."""
     return frozenset(
         ast.unparse(name).rpartition(".")[2]
-        for node in ast.walk(tree)
+        for node in nodes_within(tree)
         for name, value in assigned(node)
         if is_call(value, called)
     )

@@ -8,7 +8,7 @@ from collections.abc import Container
 from diagnose.source.calling import is_call
 from diagnose.source.names import last_name
 from diagnose.source.sources import Sources
-from diagnose.source.statements import all_lines
+from diagnose.source.statements import all_lines, nodes_within
 
 MAX_LENGTH = 300
 """A longer call is no line to paste; the fix then names the argument alone."""
@@ -44,7 +44,7 @@ def call_at(sources: Sources, file: str, line: int, name: str) -> str:
     if tree is None:
         return ""
     known = {name, *aliases(tree, name)}
-    calls = [node for node in ast.walk(tree) if is_call(node, known) and line in all_lines(node)]
+    calls = [node for node in nodes_within(tree) if is_call(node, known) and line in all_lines(node)]
     if not calls:
         return ""
     innermost = min(calls, key=lambda node: len(all_lines(node)))
@@ -55,7 +55,7 @@ def call_at(sources: Sources, file: str, line: int, name: str) -> str:
 def aliases(tree: ast.AST, name: str) -> set[str]:
     """Returns what a file calls a name that it imports: `DDP`."""
     imported = (
-        alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias for node in nodes_within(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
     )
     return {alias.asname for alias in imported if alias.name == name and alias.asname}
 

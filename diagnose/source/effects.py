@@ -12,7 +12,7 @@ from diagnose.source.kinds import Definition
 from diagnose.source.names import last_name, names
 from diagnose.source.reads_writes import REORDERS, closure, reads, writes
 from diagnose.source.simulators import simulators_of
-from diagnose.source.statements import nodes_of, statements_of
+from diagnose.source.statements import nodes_of, nodes_within, statements_of
 
 Attributes = dict[str, set[str]]
 """Attributes, `self.rows`, and the classes whose objects have them."""
@@ -48,7 +48,7 @@ class Effects:
         calls: defaultdict[str, set[str]] = defaultdict(set)
         modules_of: defaultdict[str, set[str]] = defaultdict(set)
         for file, tree in trees.items():
-            for node in ast.walk(tree):
+            for node in nodes_within(tree):
                 if isinstance(node, Definition):
                     self.functions[node.name].append((file, node))
         for name, found in self.functions.items():
@@ -162,7 +162,7 @@ class Effects:
 def _classes_of(trees: Iterable[ast.Module]) -> dict[int, frozenset[str]]:
     """Returns, by the identity of each method, the names of the classes whose objects have it: its own, and
     those that are made of this."""
-    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    nodes = [node for tree in trees for node in nodes_within(tree) if isinstance(node, ast.ClassDef)]
     made_of: defaultdict[str, set[str]] = defaultdict(set)
     for node in nodes:
         for base in node.bases:

@@ -11,7 +11,7 @@ from diagnose.source.kinds import Scope, With
 from diagnose.source.names import last_name, names_in, words, words_of
 from diagnose.source.place import Place
 from diagnose.source.reads_writes import APPENDS, grow, writes
-from diagnose.source.statements import assigned, is_operation, statements_of, text_of
+from diagnose.source.statements import assigned, is_operation, nodes_within, statements_of, text_of
 
 SAVERS: Mapping[tuple[str, str], int | None] = {
     ("torch", "save"): 1,
@@ -46,7 +46,7 @@ BUFFERS = {"buffer", "buf", "bytesio", "bio"}
 def aliases_of(tree: ast.Module) -> dict[str, str]:
     """Returns what the names stand for that a file imports: `pkl`, for `pickle`."""
     found = {"np": "numpy"}
-    for node in ast.walk(tree):
+    for node in nodes_within(tree):
         if isinstance(node, ast.Import):
             found.update((alias.asname, alias.name) for alias in node.names if alias.asname)
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -160,7 +160,7 @@ def queries_of(tree: ast.Module) -> frozenset[str]:
     """Returns the names and attributes of a file that hold a text which writes to a database, and no other:
     `INSERT`, after `INSERT = "INSERT INTO losses VALUES (?, ?)"`."""
     found: dict[str, bool] = {}
-    for node in ast.walk(tree):
+    for node in nodes_within(tree):
         for name, value in assigned(node):
             held = ast.unparse(name).rpartition(".")[2]
             found[held] = found.get(held, True) and _is_writing(value)

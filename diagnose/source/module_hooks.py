@@ -14,6 +14,7 @@ from diagnose.source.statements import (
     assigned,
     element_of,
     functions_of,
+    nodes_within,
     statements_of,
     targets_of,
 )
@@ -39,7 +40,7 @@ TRAINS = {"backward", "step", "register_buffer", "register_parameter", "load_sta
 def noting_lines(tree: ast.Module) -> set[int]:
     """Returns the lines of functions that the file gives to modules as hooks, and that hand nothing back,
     change nothing that they are given, and keep numbers: of other values a loss may be made."""
-    given = [node.args[0] for node in ast.walk(tree) if is_call(node, REGISTER) and node.args]
+    given = [node.args[0] for node in nodes_within(tree) if is_call(node, REGISTER) and node.args]
     functions: dict[str, list[Function]] = {}
     for function in functions_of(tree) if given else ():
         if not isinstance(function, ast.Module):

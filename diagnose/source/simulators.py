@@ -18,6 +18,7 @@ from diagnose.source.rollouts import (
     LEARNT,
     TRAINING_WORDS,
 )
+from diagnose.source.statements import nodes_within
 
 SIMULATES = ENVIRONMENTS - {"world"} | {"simulate", "transition", "dynamics"}
 """Words of such functions. A world may be a model."""
@@ -38,10 +39,11 @@ PLAIN = sys.stdlib_module_names | {"numba", "numpy", "scipy", "torch"}
 def simulators_of(tree: ast.Module) -> frozenset[str]:
     """Returns the functions of a file, other than methods, that are called what simulates, and that surely
     ask no model: what a learned model imagines is no environment."""
-    methods = {id(each) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
+    classes = [node for node in nodes_within(tree) if isinstance(node, ast.ClassDef)]
+    methods = {id(each) for node in classes for each in node.body}
     functions: dict[str, list[Definition]] = {}
     plain, foreign = set[str](), set[str]()
-    for node in ast.walk(tree):
+    for node in nodes_within(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             package = "." * node.level + (node.module or "") if isinstance(node, ast.ImportFrom) else ""
             for alias in node.names:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from diagnose.source.calling import TRAINS, callee, calls_in, is_call, parameters_of
 from diagnose.source.kinds import ForLoop, Function, Separate
 from diagnose.source.names import last_name, variables
-from diagnose.source.statements import is_operation, nodes_of, targets_of
+from diagnose.source.statements import is_operation, nodes_of, nodes_within, targets_of
 
 FEW_PARTS = 8
 """Of fewer parts than that, named in the script, each may be large: queries, keys and values. Likewise of
@@ -92,7 +92,7 @@ def _goes_over(value: ast.expr) -> bool:
 
 def is_side_loop(loop: ast.AST) -> bool:
     """Whether a loop trains nothing."""
-    return not any(is_call(node, TRAINS_BY) for node in ast.walk(loop))
+    return not any(is_call(node, TRAINS_BY) for node in nodes_within(loop))
 
 
 def _flow(loop: ForLoop, turns: set[str], tensors: Mapping[str, int]) -> tuple[set[str], set[str]]:
@@ -100,7 +100,7 @@ def _flow(loop: ForLoop, turns: set[str], tensors: Mapping[str, int]) -> tuple[s
     bring something from one turn to the next, but for sums."""
     statements = list(_in_order(loop.body))
     ever = {name for statement in statements for name in variables(nodes_of(statement), ast.Store)}
-    inside = [node for each in loop.body for node in ast.walk(each)]
+    inside = [node for each in loop.body for node in nodes_within(each)]
     sliced, carried, written = _parts_in(loop, inside, tensors), set[str](), set[str]()
     for statement in statements:
         nodes = nodes_of(statement)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TypeGuard
 
 from diagnose.source.kinds import Comprehension, Definition, Function, Scope, Separate
@@ -11,7 +12,7 @@ from diagnose.source.kinds import Comprehension, Definition, Function, Scope, Se
 
 def functions_of(tree: ast.Module) -> Iterator[Scope]:
     yield tree
-    for node in ast.walk(tree):
+    for node in nodes_within(tree):
         if isinstance(node, Definition):
             yield node
 
@@ -59,9 +60,16 @@ def expressions(statement: ast.stmt) -> Iterator[ast.expr]:
                 yield item.context_expr
 
 
-def nodes_of(statement: ast.stmt) -> list[ast.AST]:
+@lru_cache(maxsize=10_000)  # each line that is asked about asks for those of all statements around it
+def nodes_of(statement: ast.stmt) -> tuple[ast.AST, ...]:
     """Returns all that a statement's own expressions are made of."""
-    return [node for expression in expressions(statement) for node in ast.walk(expression)]
+    return tuple(node for expression in expressions(statement) for node in ast.walk(expression))
+
+
+@lru_cache(maxsize=1_000)
+def nodes_within(node: ast.AST) -> tuple[ast.AST, ...]:
+    """Returns a node and all that it is made of, as `ast.walk` does."""
+    return tuple(ast.walk(node))
 
 
 def all_lines(node: ast.stmt | ast.expr) -> range:

@@ -6,7 +6,7 @@ import ast
 import re
 
 from diagnose.source.calling import callee, given_to, is_call
-from diagnose.source.statements import is_operation
+from diagnose.source.statements import is_operation, nodes_within
 
 PREDICATES = {"isnan", "isinf", "isfinite", "allclose", "equal", "any", "all"}
 
@@ -40,7 +40,7 @@ def without_tensors(tree: ast.Module) -> frozenset[str]:
     `np`, `self.rng`.
     """
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_within(tree):
         if isinstance(node, ast.Import):
             aliases = [alias for alias in node.names if not TENSOR_PACKAGES.match(alias.name)]
         elif isinstance(node, ast.ImportFrom) and not node.level:

@@ -10,7 +10,7 @@ from diagnose.source.calling import bound, callee, calls_in, is_call, parameters
 from diagnose.source.kinds import Comprehension, Definition, ForLoop, Loop
 from diagnose.source.names import last_name, names_in
 from diagnose.source.reads_writes import key_of
-from diagnose.source.statements import assigned
+from diagnose.source.statements import assigned, nodes_within
 from diagnose.source.weight_words import GRADIENTS, HOOKS, KEEPS, OVER_WEIGHTS, RESHAPES, Kind, Scope
 
 KindOf = Callable[[ast.expr, Scope], Kind | None]
@@ -47,11 +47,11 @@ def hooked(
     """
     values = {
         target.id: value
-        for node in ast.walk(tree)
+        for node in nodes_within(tree)
         for target, value in assigned(node)
         if isinstance(target, ast.Name)
     }
-    for loop in ast.walk(tree):
+    for loop in nodes_within(tree):
         if not isinstance(loop, ForLoop) or not names_in(loop.iter) & (OVER_WEIGHTS | weights):
             continue
         for call in calls_in(loop):
@@ -114,7 +114,7 @@ def turned(tree: ast.Module, kind_of: KindOf) -> dict[Definition, dict[str, Kind
         and not any(isinstance(node, (Loop, ast.comprehension)) for node in ast.walk(function))
     }
     uses: Counter[str] = Counter()
-    for node in ast.walk(tree):
+    for node in nodes_within(tree):
         name, is_method = _reference(node)
         if name in functions and functions[name][1] is is_method:
             uses[name] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from diagnose.source.averaging import AVERAGED_WORDS, averages, blends_in, scales_and_adds
@@ -45,7 +45,7 @@ OF_AVERAGES = AVERAGED_WORDS - {"avg", "decay"}
 """Optimizers call averages of gradients `exp_avg`."""
 
 
-def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
+def of_weights(place: Place, nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Yields what a statement does to one weight after the other."""
     iterated = [source for _, source in sources(place, nodes)]
     if place.turned and not place.hooked and not iterated:
@@ -107,7 +107,7 @@ def helper_of(node: ast.AST) -> str:
     return f".{name}" if base else name
 
 
-def _of_turn(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
+def _of_turn(place: Place, nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Yields what a statement does to the weight, or its gradient, which loops give to its function.
 
     As any function may be given one, a measure must be of one gradient, and an average of two weights.
@@ -160,7 +160,7 @@ def _changes_given(place: Place) -> bool:
     return any(each & place.turned - place.gradients and not each & GRADIENTS for each in held)
 
 
-def _sums_squares(nodes: list[ast.AST]) -> bool:
+def _sums_squares(nodes: Sequence[ast.AST]) -> bool:
     """Whether a norm is taken, or squares are summed: `(g * g).sum()`, `g.pow(2).sum()`."""
     used = names(nodes)
     squares = any(
@@ -213,7 +213,7 @@ def _makes_anew(place: Place) -> bool:
     )
 
 
-def _beside_gradients(place: Place, nodes: list[ast.AST]) -> bool:
+def _beside_gradients(place: Place, nodes: Sequence[ast.AST]) -> bool:
     """Whether a statement is a part of an update, as its loop reads gradients: `p.add_(m, alpha=-lr)` after
     `m.mul_(beta).add_(p.grad)`. Of two weights it must change the one with the gradient."""
     inside = [node for loop in place.loops[:1] for node in ast.walk(loop)]
@@ -265,7 +265,7 @@ def _changes_gradient(place: Place) -> bool:
     return any(is_gradient(each, place) for each in (*targets_of(place.statement), *changed_there))
 
 
-def serves_update(place: Place, nodes: list[ast.AST]) -> bool:
+def serves_update(place: Place, nodes: Sequence[ast.AST]) -> bool:
     """Whether a statement helps a loop over weights that updates them, as the denominator of an Adam does:
     `den = v.sqrt().add_(eps)`. Only elementwise work is what calls for all tensors save: no products of
     matrices, and nothing that cannot be looked into."""

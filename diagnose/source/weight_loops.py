@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from diagnose.source.calling import callee, is_call, keyword_of
 from diagnose.source.kinds import ForLoop
@@ -16,7 +16,7 @@ WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
 """Methods that change a weight, or what is kept beside it."""
 
 
-def sources(place: Place, nodes: list[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
+def sources(place: Place, nodes: Sequence[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yields the variables of the loops around and in a statement, and what each goes over."""
     for statement in (*place.loops, place.statement):
         if isinstance(statement, ForLoop):
@@ -31,7 +31,7 @@ def turns(place: Place) -> set[str]:
     return names_in(*(loop.target for loop in place.loops if isinstance(loop, ForLoop)))
 
 
-def in_pairs(place: Place, nodes: list[ast.AST]) -> bool:
+def in_pairs(place: Place, nodes: Sequence[ast.AST]) -> bool:
     """Whether something is done to two of the weights that a `zip` goes over, turn by turn."""
     used = names(nodes)
     for target, source in sources(place, nodes):

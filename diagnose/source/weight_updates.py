@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from diagnose.source.calling import is_call
 from diagnose.source.names import names, names_in, variables
@@ -19,7 +19,7 @@ SCALES = {"mul_", "div_"}
 ADDS = {"add", "sub", "subtract", "addcdiv", "addcmul"}
 
 
-def updates(place: Place, nodes: list[ast.AST]) -> bool:
+def updates(place: Place, nodes: Sequence[ast.AST]) -> bool:
     """Whether a statement changes in place what a loop goes over, and not gradients: `p -= lr * p.grad`."""
     around = turns(place) | (place.turned - place.gradients)
     return any(
@@ -28,7 +28,7 @@ def updates(place: Place, nodes: list[ast.AST]) -> bool:
     )
 
 
-def _targets(statement: ast.stmt, nodes: list[ast.AST]) -> Iterator[ast.expr]:
+def _targets(statement: ast.stmt, nodes: Sequence[ast.AST]) -> Iterator[ast.expr]:
     """Yields what a statement changes in place, or puts a result into."""
     if isinstance(statement, ast.AugAssign):
         yield statement.target
@@ -48,7 +48,7 @@ def _moves(value: ast.expr) -> bool:
     return is_operation(value, ast.Add, ast.Sub) or is_call(value, ADDS)
 
 
-def changes_own(place: Place, nodes: list[ast.AST]) -> bool:
+def changes_own(place: Place, nodes: Sequence[ast.AST]) -> bool:
     """Whether a loop of its own changes in each turn what it asks the gradient of, whatever it goes over:
     `layer.weight.data -= lr * layer.weight.grad`."""
     asked = {key(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "grad"}
@@ -58,7 +58,7 @@ def changes_own(place: Place, nodes: list[ast.AST]) -> bool:
     return changes and is_side_loop(place.loops[0])
 
 
-def keeps_moment(place: Place, nodes: list[ast.AST]) -> bool:
+def keeps_moment(place: Place, nodes: Sequence[ast.AST]) -> bool:
     """Whether a statement adds squares of gradients to what an optimizer keeps of them: that fades, or a
     weight is changed beside it. Sums of their own are statistics: `fisher[n] += p.grad.pow(2)`."""
     statement = place.statement

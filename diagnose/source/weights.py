@@ -14,7 +14,14 @@ from diagnose.source.files import aliases_of, origin
 from diagnose.source.kinds import Definition, ForLoop, Function, Loop
 from diagnose.source.names import last_name, names, names_in, words_of
 from diagnose.source.reads_writes import grow, writes
-from diagnose.source.statements import element_of, is_operation, nodes_of, statements_of, targets_of
+from diagnose.source.statements import (
+    element_of,
+    is_operation,
+    nodes_of,
+    nodes_within,
+    statements_of,
+    targets_of,
+)
 from diagnose.source.weight_functions import defined, hooked, scoped, turned
 from diagnose.source.weight_words import ASKED, GRADIENTS, KEEPS, PASS_ON, RESHAPES, Kind, Scope
 
@@ -216,7 +223,7 @@ def averaged_at_once(tree: ast.Module) -> frozenset[str]:
     all tensors: `AveragedModel(net, multi_avg_fn=...)`."""
     return frozenset(
         name
-        for node in ast.walk(tree)
+        for node in nodes_within(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
         if keyword_of(node.value, "multi_avg_fn")
         for name in names(node.targets)
