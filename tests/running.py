@@ -19,9 +19,6 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
-WITHOUT_COMPILER = Path(__file__).parent / "without_compiler"
-"""A folder for PYTHONPATH: scripts start in half of the time. It says how."""
-
 DIAGNOSE = (sys.executable, "-m", "diagnose", "run")
 PLAIN = (sys.executable,)
 BY_PATH = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from diagnose.cli.main import main; main()"
@@ -31,13 +28,10 @@ TIMEOUT_S = 120
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """The environment of a shell in which nobody has configured anything; `None` removes a variable.
-
-    But for torch's compiler, which is imported only where it is used, unless `PYTHONPATH` is changed.
-    """
+    """The environment of a shell in which nobody has configured anything; `None` removes a variable."""
     ours = ("DIAGNOSE_", "PYTHON", "NO_COLOR", "FORCE_COLOR", "RANK", "WORLD_SIZE", "TORCHELASTIC_")
     variables: dict[str, str | None] = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-    variables["PYTHONPATH"] = os.pathsep.join(map(str, (WITHOUT_COMPILER, REPOSITORY)))
+    variables["PYTHONPATH"] = str(REPOSITORY)
     variables.update(changes)
     return {name: value for name, value in variables.items() if value is not None}
 

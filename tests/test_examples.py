@@ -105,7 +105,7 @@ def test_no_example_knows_of_diagnose(script):
 
 def run_on_one_thread(*command: object, cwd: Path) -> Ended:
     """Several threads that wait for each other take minutes on a busy machine."""
-    return run(*command, cwd=cwd, OMP_NUM_THREADS="1", PYTHONPATH=str(REPOSITORY))
+    return run(*command, cwd=cwd, OMP_NUM_THREADS="1")
 
 
 def folders(at: Path) -> Path:
