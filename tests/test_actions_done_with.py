@@ -24,16 +24,16 @@ pytest_plugins = ("tests.group_of_one",)
 HUNG = [
     "activation-checkpointing",
     "autocast-bf16",
-    "autocast-fp16",
-    "batch-growth",
+    pytest.param("autocast-fp16", marks=pytest.mark.extended),
+    pytest.param("batch-growth", marks=pytest.mark.extended),
     "channels-last",
     "fused-optimizer",
     "gradient-accumulation",
-    "micro-batching",
+    pytest.param("micro-batching", marks=pytest.mark.extended),
     "oom-replay",
     "optimizer-in-backward",
     pytest.param("regional-compile", marks=pytest.mark.extended),
-    "save-on-cpu",
+    pytest.param("save-on-cpu", marks=pytest.mark.extended),
 ]
 BY_KERNELS = ["fused-optimizer", "eight-bit-states"]
 OF_RANKS = [

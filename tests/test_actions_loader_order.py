@@ -195,7 +195,7 @@ CHANGES = st.sampled_from([off, close, on(1), on(2), on(3)])
     epochs=st.integers(1, 3),
     stop_at=st.sampled_from([-1, -1, 2, 5]),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_loader_under_any_plan_yields_what_it_does_alone(
     shape: dict[str, Any], num_rows: int, plan: dict[int, Any], epochs: int, stop_at: int
 ) -> None:

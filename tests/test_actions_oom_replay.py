@@ -133,7 +133,8 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("words, where", mixed(WORDS, {"forward": "forward", "backward": "backward"}))
+@pytest.mark.parametrize("words", mostly_extended(WORDS, "cuDNN finds none", "cuBLAS"))
+@pytest.mark.parametrize("where", [pytest.param("forward", marks=pytest.mark.extended), "backward"])
 def test_what_cudnn_and_cublas_say_of_memory_is_replayed_too(where: str, words: str) -> None:
     failures: Any = {where: {1, 2, 3}}
     starved = Starved(**failures, error=RuntimeError, words=words)

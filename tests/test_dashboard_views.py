@@ -173,6 +173,7 @@ def test_a_range_drawn_with_the_mouse_is_read_in_finer_bins(page: Page) -> None:
     drawn(page, 1, 16)
 
 
+@pytest.mark.extended
 def test_what_leads_to_a_range_fits_a_phone(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     go(page, "/run/long?from=1000&to=1100")

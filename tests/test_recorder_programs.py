@@ -172,7 +172,7 @@ TEACHES = (
 )
 
 
-@settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(programs())
 @example(
     (*TRAINS, EVALUATES, ("spend", 5), ("collect", ()), ("spend", 3), *TRAINS * 3, EVALUATES, *TRAINS * 2)

@@ -26,6 +26,7 @@ from tests.chaos import (
     run_tuned,
 )
 from tests.loops import children_end
+from tests.mixing import mostly_extended
 from tests.running import DIAGNOSE, PLAIN, write
 from tests.short_script import STEPS, Ending, Script, run
 
@@ -102,7 +103,19 @@ def assert_unharmed(case: Case) -> Ending:
     return ending
 
 
-@pytest.mark.parametrize("name", [*WITHOUT_WORKERS, *WITH_WORKERS, *WITH_NOISE])
+USUAL = (
+    "dataset-cache",
+    "fused-optimizer",
+    "loader-prefetch",
+    "loader-workers",
+    "micro-batching",
+    "set-threads",
+)
+
+
+@pytest.mark.parametrize(
+    "name", mostly_extended({name: name for name in (*WITHOUT_WORKERS, *WITH_WORKERS, *WITH_NOISE)}, *USUAL)
+)
 def test_each_action_is_tried_and_kept_and_undone(name: str) -> None:
     script = Script(num_workers=int(name in WITH_WORKERS), noisy=name in WITH_NOISE)
     ending = assert_unharmed(Case(script=script, names=[name]))
