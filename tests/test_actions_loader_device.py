@@ -96,7 +96,7 @@ class LooksAhead(Action):
     ("kind", "num_workers"),
     [
         ("generator", 2),
-        ("two workers, generator", 0),
+        pytest.param("two workers, generator", 0, marks=pytest.mark.extended),
         ("two workers", 1),
         ("persistent", 0),
         ("shuffle", 0),

@@ -30,6 +30,7 @@ def is_compiled_for_many(device: CpuDevice) -> list[tuple[str, bool]]:
     return [(entry, defines.get("TOLD") == TOLD_MANY_WORDS) for entry, defines in device.variants]
 
 
+@pytest.mark.extended
 def test_one_launch_tells_where_hundreds_of_gradients_are(device: CpuDevice) -> None:
     held = []
 

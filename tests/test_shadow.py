@@ -263,7 +263,7 @@ def everything(training: Training) -> list[Any]:
 
 @MODELS
 @pytest.mark.parametrize("safety", [EXACT, ROUNDING, PRECISION])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.extended), 0.1])
 def test_training_goes_on_bit_for_bit_after_checks(kind: Any, safety: Safety, dropout: float) -> None:
     def run(check: bool) -> list[Any]:
         training = trained(kind, steps=1, dropout=dropout)
