@@ -51,6 +51,7 @@ SOME = 0.01
 NO_WORKER = Program(loaders=(Loader(num_workers=0, collate="pad", file="/home/me/train.py", line=31),))
 OF_TORCH = Program(loaders=(Loader(num_workers=0, collate=TORCHS_OWN, file="/home/me/train.py", line=31),))
 COLLATES = InputStats(fetch_ns=5e6, collate_ns=35e6, steady_wait_ns=40e6, batches_per_step=1.0)
+BEING_SENT = {"ready_batches": 1.1, "idle_share": 0.03}
 FETCHED = replace(COLLATES, collate_cpu_share=0.1)
 QUICK = InputStats(fetch_ns=1e5, collate_ns=3e5, steady_wait_ns=4e5, batches_per_step=1.0)
 HALF = InputStats(fetch_ns=7e5, collate_ns=6e5, steady_wait_ns=13e5, batches_per_step=1.0)
@@ -85,6 +86,7 @@ class SlowCollate(Rule):
     fires_on = (
         profile(data_wait_ms=40, program=NO_WORKER, input=COLLATES),
         fed_by(data_wait_ms=40, fetch_ms=10, collate_ms=90, num_workers=1),
+        fed_by(data_wait_ms=18, fetch_ms=4, collate_ms=93, num_workers=1, cpus=2, workers=BEING_SENT),
         fed_by(data_wait_ms=10, fetch_ms=40, collate_ms=70, **CROWDED),
         fed_by(data_wait_ms=6, fetch_ms=1, collate_ms=51, **BESIDE_A_TEAM),
         profile(step_ms=1, data_wait_ms=0.4, program=NO_WORKER, input=QUICK),

@@ -45,7 +45,9 @@ class TooFewWorkers(WorkerRule):
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=50, fetch_ms=200, host=HostStats(cpus=64, process_cpus=1.0, quota_cpus=2.0)),
         fed_by(data_wait_ms=50, fetch_ms=20, workers={"ready_batches": 3.0}),
-        fed_by(data_wait_ms=50, fetch_ms=390, num_workers=4, workers={"ready_batches": 4.5}),
+        fed_by(
+            data_wait_ms=50, fetch_ms=390, num_workers=4, workers={"ready_batches": 4.5, "idle_share": 0.2}
+        ),
         fed_by(
             data_wait_ms=50,
             fetch_ms=100,
