@@ -17,6 +17,7 @@ from diagnose.core.settings import Settings
 from diagnose.rules import diagnosed
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
+from diagnose.rules._serial import serial_of
 from diagnose.rules._supply import supply_of
 from diagnose.rules._worker_examples import fed_by
 from tests.findings import first
@@ -213,3 +214,19 @@ def test_a_trainer_that_makes_a_loader_for_each_evaluation_keeps_one_if_its_work
         found = first(diagnosed(run))
         assert (found.rule, found.fix.startswith(fix)) == ("worker-startup", True)
         assert bool(where) is ("TrainingArguments(" in found.code)
+
+
+def test_a_short_line_beside_samples_that_sleep_is_not_taken_to_wait_itself():
+    slept = profile(
+        step_ms=8,
+        data_wait_ms=5.4,
+        program=Program(loaders=(Loader(num_workers=0, file="/home/me/train.py", line=31),)),
+        input=InputStats(fetch_ns=4.9 * MS, collate_ns=0.2 * MS, steady_wait_ns=5.1 * MS),
+        host=HostStats(
+            cpus=2, num_threads=2, on_cpu_share=0.44, runnable_share=0.01, process_cpus=0.47, machine_cpus=2
+        ),
+    )
+    line = replace(at("optimizer.step()", 0.13, phase=Phase.OPTIMIZER), off_cpu=0.95)
+    assert serial_of(replace(slept, where=(line,))) == serial_of(slept)
+    serial = serial_of(slept)
+    assert serial is not None and serial.waits
