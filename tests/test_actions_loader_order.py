@@ -95,6 +95,7 @@ EARLY = ("generator", "draws at the end", "two workers", "two workers, generator
 @pytest.mark.parametrize(
     "make, stop_at", mixed({kind: KINDS[kind] for kind in EARLY}, {"at 7": 7, "at 9": 9})
 )
+@pytest.mark.extended
 def test_a_loop_that_leaves_each_epoch_early_sees_the_same(make: Make, stop_at: int) -> None:
     plan = {1: on(3), 12: off, 15: on(1)}
     assert equal(

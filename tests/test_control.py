@@ -190,6 +190,7 @@ print("done", left)
 """
 
 
+@pytest.mark.extended  # a command from the dashboard reaches a real job, too
 def test_a_running_job_answers_in_its_own_record(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", ASKS_ITSELF)
     ended = run(*DIAGNOSE, "--name", "r", script, cwd=tmp_path)

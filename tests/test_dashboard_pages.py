@@ -294,6 +294,7 @@ def test_the_keyboard_reaches_the_pages_and_skips_to_the_content(site: Site, pag
     assert page.url.endswith("/run/crash/input")
 
 
+@pytest.mark.extended
 def test_dark_is_one_key_away_and_stays(site: Site, page: Page) -> None:
     page.set_viewport_size({"width": 1024, "height": 900})
     go(page, "/run/crash")

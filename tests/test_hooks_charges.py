@@ -214,6 +214,7 @@ def test_a_backward_pass_compiled_in_a_thread_that_it_waits_for_is_charged_to_co
     assert step.times == {"compile": 14, "gap_after_rest": 1}
 
 
+@pytest.mark.extended
 def test_what_a_wait_for_a_batch_leaves_to_the_collector_is_counted_apart(clock):
     def collate(rows: list[torch.Tensor]) -> torch.Tensor:
         collects_garbage(clock)

@@ -260,6 +260,7 @@ def test_a_million_steps_take_less_than_100_megabytes(million):
     assert sum(path.stat().st_size for path in million.iterdir()) < 100e6
 
 
+@pytest.mark.extended
 def test_a_million_steps_are_read_and_analysed_in_few_times_what_unpacking_them_takes(million):
     """Nine to twelve times here: 2 s, of which unpacking takes 0.2 s."""
     with sqlite3.connect(million / "rank0.sqlite") as db:

@@ -106,7 +106,6 @@ def assert_unharmed(case: Case) -> Ending:
 USUAL = (
     "dataset-cache",
     "fused-optimizer",
-    "loader-prefetch",
     "loader-workers",
     "micro-batching",
     "set-threads",

@@ -141,6 +141,7 @@ def test_without_any_pause_it_is_a_change_like_others():
     assert machine.outcomes() == {FREEZE: "kept"}
 
 
+@pytest.mark.extended
 def test_collections_between_steps_are_ours():
     pauses = Pauses()
     with pauses.watched():
