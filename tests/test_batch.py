@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from diagnose.hooks._batch import MAX_LOOKS, batch_size
+from diagnose.hooks._checksum import checksum
 from diagnose.hooks._contents import contents_of
-from diagnose.hooks._worker_readings import bytes_of, checksum, pieces_of, piped_bytes_of
+from diagnose.hooks._worker_readings import bytes_of, pieces_of, piped_bytes_of
 from tests.fakes import FakeClock, measured
 
 

@@ -16,15 +16,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import diagnose
+from diagnose.hooks._checksum import MAX_PART_BYTES, MAX_PARTS, checksum
 from diagnose.hooks._worker_files import writes_only
 from diagnose.hooks._worker_readings import (
-    MAX_PART_BYTES,
-    MAX_PARTS,
     MAX_PIECES,
     CpuDelay,
     Sightings,
     bytes_of,
-    checksum,
     pieces_of,
     piped_bytes_of,
 )

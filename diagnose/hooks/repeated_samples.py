@@ -9,11 +9,12 @@ from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from diagnose.hooks._checksum import checksum
 from diagnose.hooks._drawing import moved, random_states
 from diagnose.hooks._identity import identity, is_same
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks._worker_readings import WATCHED, checksum
+from diagnose.hooks._worker_readings import WATCHED
 from diagnose.hooks.base import Hook, hidden, unseen
 
 TIMES = 3

@@ -60,13 +60,13 @@ def expressions(statement: ast.stmt) -> Iterator[ast.expr]:
                 yield item.context_expr
 
 
-@lru_cache(maxsize=10_000)  # each line that is asked about asks for those of all statements around it
+@lru_cache(maxsize=5_000)  # each line that is asked about asks for those of all statements around it
 def nodes_of(statement: ast.stmt) -> tuple[ast.AST, ...]:
     """Returns all that a statement's own expressions are made of."""
     return tuple(node for expression in expressions(statement) for node in ast.walk(expression))
 
 
-@lru_cache(maxsize=1_000)
+@lru_cache(maxsize=200)
 def nodes_within(node: ast.AST) -> tuple[ast.AST, ...]:
     """Returns a node and all that it is made of, as `ast.walk` does."""
     return tuple(ast.walk(node))
