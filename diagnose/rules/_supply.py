@@ -16,9 +16,8 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Loader
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._cpus import delayed_share
-from diagnose.rules._lines import under_trainer
+from diagnose.rules._loader_calls import DIVIDE, applicable
 from diagnose.rules._machine import storage_cpus
-from diagnose.source.calls import with_arguments
 
 MIN_WORKER_BATCHES = 10
 """Workers that have told of fewer batches have told of little but their own start."""
@@ -375,36 +374,6 @@ LEFT = 0.75
 """Epochs begun for each batch taken, from which on the loop takes one batch of each and leaves it: where an
 epoch has two batches it is a half."""
 
-KEEP_ITERATOR = (
-    "Keep the iterator: `batches = iter(loader)` before the loop, `next(batches)` in it, and a new one when"
-    " it ends"
-)
-"""What to do about `next(iter(loader))` in every step."""
-
-
-DIVIDE = (
-    "Divide the stream among workers by torch.utils.data.get_worker_info(), unless it does so itself: else"
-    " each yields every sample. Then give"
-)
-
-
-OF_TRAINING_ARGUMENTS = {
-    "num_workers": "dataloader_num_workers",
-    "persistent_workers": "dataloader_persistent_workers",
-    "prefetch_factor": "dataloader_prefetch_factor",
-    "pin_memory": "dataloader_pin_memory",
-}
-"""What Hugging Face's `TrainingArguments` call the arguments of the loaders that the `Trainer` makes."""
-
-
-def with_loader_arguments(profile: Profile, loader: Loader | None, **arguments: int | bool | None) -> str:
-    """Returns the call that makes a loader, with arguments changed: see `with_arguments`."""
-    call = loader.call if loader is not None else ""
-    if call or not under_trainer(profile) or not arguments.keys() <= OF_TRAINING_ARGUMENTS.keys():
-        return with_arguments(call, "DataLoader", **arguments)
-    named = {OF_TRAINING_ARGUMENTS[name]: value for name, value in arguments.items()}
-    return with_arguments("", "TrainingArguments", **named)
-
 
 def won_beside(actions: tuple[str, ...], profile: Profile, supply: Supply) -> dict[str, float]:
     """Returns the actions that give more workers, and nanoseconds of a wait per step that these win where
@@ -412,13 +381,3 @@ def won_beside(actions: tuple[str, ...], profile: Profile, supply: Supply) -> di
     if not supply.helped_by_workers or profile.input.asked_aside:
         return {}
     return dict.fromkeys(applicable(actions, supply.loader), supply.won_by_workers_ns)
-
-
-def applicable(actions: tuple[str, ...], loader: Loader | None) -> tuple[str, ...]:
-    """Returns actions that change how a loader is served, or none: nothing divides a stream, and no worker
-    can use tensors on a device."""
-    return (
-        ()
-        if loader is not None and (loader.iterable or loader.on_device or loader.moves_batches)
-        else actions
-    )

@@ -6,7 +6,12 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import MIN_SHARE, SATURATED, applicable, supply_of, with_loader_arguments
+from diagnose.rules._loader_calls import applicable, with_loader_arguments
+from diagnose.rules._supply import (
+    MIN_SHARE,
+    SATURATED,
+    supply_of,
+)
 from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules._worker_rule import WorkerRule
 

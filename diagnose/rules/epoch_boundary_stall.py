@@ -13,9 +13,9 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named
+from diagnose.rules._loader_calls import KEEP_ITERATOR
 from diagnose.rules._own_batches import between_epochs
 from diagnose.rules._supply import (
-    KEEP_ITERATOR,
     MIN_EPOCHS,
     begins_anew,
     drawn_at_starts_ns,

@@ -9,7 +9,10 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
-from diagnose.rules._supply import applicable, main_loader, with_loader_arguments
+from diagnose.rules._loader_calls import applicable, with_loader_arguments
+from diagnose.rules._supply import (
+    main_loader,
+)
 
 MIN_SHARE = 0.04
 """Of the step, in which the device waits for a copy."""

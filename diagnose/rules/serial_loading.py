@@ -12,8 +12,11 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_share, format_speedup
 from diagnose.rules._examples import profile
+from diagnose.rules._loader_calls import DIVIDE, KEEP_ITERATOR, with_loader_arguments
 from diagnose.rules._serial import LEAST, MIN_SHARE, Serial, SerialRule, serial_of, takes_rewriting
-from diagnose.rules._supply import DIVIDE, KEEP_ITERATOR, begins_anew, with_loader_arguments
+from diagnose.rules._supply import (
+    begins_anew,
+)
 
 MOVE_LATER = (
     "Let collate_fn and the dataset leave their tensors on the CPU, move each batch in the loop, and give"

@@ -8,6 +8,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
+from diagnose.rules._loader_calls import applicable, with_loader_arguments
 from diagnose.rules._machine import waits_for_disk
 from diagnose.rules._own_loading import MOSTLY, LoadingRule, has_come_to_keep, may_only_read
 from diagnose.rules._phases import shared
@@ -16,12 +17,10 @@ from diagnose.rules._serial_examples import ON_BOTH_CPUS, ON_ONE_CPU, loading, p
 from diagnose.rules._supply import (
     CROWDED_BOUNDS,
     MIN_SHARE,
-    applicable,
     crowded_by_ns,
     crowded_ns,
     main_loader,
     supply_of,
-    with_loader_arguments,
 )
 from diagnose.rules._worker_examples import WELL_FED, crowded_by, fed_by
 from diagnose.rules._worker_line import where_slow

@@ -12,6 +12,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._lines import at
+from diagnose.rules._loader_calls import DIVIDE
 from diagnose.rules._machine import disk
 from diagnose.rules._own_loading import (
     MOSTLY,
@@ -26,7 +27,6 @@ from diagnose.rules._serial import CAUSE_ACTIONS, Serial, serial_of, where_loadi
 from diagnose.rules._serial_examples import ON_BOTH_CPUS, ON_ONE_CPU, loading, pieces
 from diagnose.rules._supply import (
     CROWDED_BOUNDS,
-    DIVIDE,
     MORE_WORKERS,
     Supply,
     crowded_by_ns,

@@ -7,7 +7,11 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._supply import DIVIDE, MORE_WORKERS, applicable, supply_of, with_loader_arguments
+from diagnose.rules._loader_calls import DIVIDE, applicable, with_loader_arguments
+from diagnose.rules._supply import (
+    MORE_WORKERS,
+    supply_of,
+)
 from diagnose.rules._worker_examples import A_CPU_IDLE, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule

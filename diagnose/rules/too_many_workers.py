@@ -6,8 +6,12 @@ from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
+from diagnose.rules._loader_calls import applicable, with_loader_arguments
 from diagnose.rules._phases import LOOP, shared
-from diagnose.rules._supply import MIN_SHARE, applicable, supply_of, with_loader_arguments
+from diagnose.rules._supply import (
+    MIN_SHARE,
+    supply_of,
+)
 from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
 

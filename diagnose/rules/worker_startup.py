@@ -9,16 +9,14 @@ from diagnose.core.program import Evaluating, Loader, Program
 from diagnose.core.units import NS_PER_MS, format_duration, format_share
 from diagnose.rules._examples import profile as profile_of
 from diagnose.rules._lines import under_trainer
+from diagnose.rules._loader_calls import KEEP_ITERATOR, applicable, with_loader_arguments
 from diagnose.rules._phases import STEP, shared
 from diagnose.rules._supply import (
-    KEEP_ITERATOR,
     MIN_EPOCHS,
-    applicable,
     begins_anew,
     drawn_at_starts_ns,
     draws_at_starts,
     supply_of,
-    with_loader_arguments,
 )
 from diagnose.rules._worker_examples import EPOCHS, WELL_FED, fed_by
 from diagnose.rules.base import WORTH_SHARE, Rule

@@ -10,6 +10,7 @@ from diagnose.core.input import WorkerStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
+from diagnose.rules._loader_calls import with_loader_arguments
 from diagnose.rules._supply import (
     DRAWN,
     HANDOVER_NS,
@@ -17,7 +18,6 @@ from diagnose.rules._supply import (
     MIN_SHARE,
     Supply,
     supply_of,
-    with_loader_arguments,
 )
 from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules._worker_rule import WorkerRule
