@@ -34,8 +34,8 @@ test: .venv/.installed browser
 ifeq ($(strip $(ARGS)),)
 	@status=0; \
 	(export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 TORCHINDUCTOR_VEC_ISA_OK=1; \
-		$(call asked,not extended and not alone,-n 2 --dist loadfile)) || status=1; \
-	$(call asked,alone and not extended) || status=1; \
+		$(call asked,not extended and not alone,-n 2 --dist worksteal)) || status=1; \
+	$(call asked,alone and not extended,$$(grep -lF mark.alone tests/test_*.py)) || status=1; \
 	exit $$status
 else
 	$(BIN)/python -m pytest $(ARGS)
