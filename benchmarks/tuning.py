@@ -10,7 +10,8 @@ For each job of `benchmarks/tuning/` (they know nothing of diagnose):
   script ended before), what it kept, and how many steps it spent on trials. All steps train.
 - *offline best*: each setting of `search` alone, and the best ones together, are put in force without
   trials (`diagnose run --apply`), each with its own paired confirmation: what somebody who tried everything
-  beforehand would have found. *of best* is what tuning reached of it.
+  beforehand would have found. The fastest of many is partly so by chance: it is measured once more in each
+  round, and these figures alone count. *of best* is what tuning reached of them.
 - *numbers*: whether the tuned run ended with the plain run's weights, bit for bit, as it must where all
   fixes are exact; else how far the final losses are apart.
 
@@ -174,8 +175,9 @@ def applied(workload: Workload, settings: tuple[str, ...]) -> float | None:
     return None if refused else found.confirmed
 
 
-def offline_best(workload: Workload, answers: Answers) -> tuple[float, tuple[str, ...]]:
-    """Tries every setting alone, then those that helped together, one of each action; returns the best."""
+def offline_best(workload: Workload, answers: Answers) -> tuple[str, ...]:
+    """Tries every setting alone, then those that helped together, one of each action; returns the best,
+    none where nothing helps."""
 
     def gain_of(settings: tuple[str, ...]) -> float | None:
         key = f"{workload.name} with {' + '.join(settings)}"
@@ -194,17 +196,23 @@ def offline_best(workload: Workload, answers: Answers) -> tuple[float, tuple[str
             gain = gain_of(together)
             if gain:
                 best = max(best, (gain, together))
-    return best
+    return best[1]
 
 
 @dataclass
 class Row:
-    """What was measured of one job."""
+    """What was measured of one job.
+
+    Attributes:
+        best: The settings that were fastest in the offline search; `None` where there was none.
+        again: Their speedup in each round.
+    """
 
     workload: Workload
     plain: list[Run]
     tuned: list[Run]
-    best: tuple[float, tuple[str, ...]] | None
+    best: tuple[str, ...] | None
+    again: list[float]
 
     @property
     def confirmed(self) -> float:
@@ -220,8 +228,8 @@ class Row:
         kept = sorted({" + ".join(each.kept) or "nothing" for each in self.tuned})
         best, of_best = "-", "-"
         if self.best is not None:
-            best = f"{self.best[0]:.2f}x {' + '.join(self.best[1]) or 'nothing'}"
-            of_best = f"{self.confirmed / self.best[0]:.0%}"
+            best = f"{spread(self.again, 'x')} {' + '.join(self.best) or 'nothing'}"
+            of_best = f"{self.confirmed / statistics.median(self.again):.0%}"
         return [
             self.workload.name,
             spread(confirmed, "x")
@@ -268,15 +276,20 @@ def main() -> None:
     for workload in workloads():
         if args.only and workload.name not in args.only:
             continue
-        plain, tuned = [], []
+        plain, tuned, again = [], [], []
+        searches = bool(workload.search) and not args.no_search
+        best = offline_best(workload, answers) if searches else None
         for number in range(args.rounds):
             for kind in ("plain", "tuned") if number % 2 == 0 else ("tuned", "plain"):
                 options = ["--tune"] if kind == "tuned" else []
                 measured = functools.partial(measure, workload, options)
                 each = Run(**answers.of(f"{workload.name} {kind}, round {number + 1}", measured))
                 (tuned if options else plain).append(each)
-        best = offline_best(workload, answers) if workload.search and not args.no_search else None
-        rows.append(Row(workload=workload, plain=plain, tuned=tuned, best=best))
+            if best is not None:
+                key = f"{workload.name} at its best, round {number + 1}"
+                found = answers.of(key, functools.partial(applied, workload, best)) if best else None
+                again.append(found or 1.0)
+        rows.append(Row(workload=workload, plain=plain, tuned=tuned, best=best, again=again))
     print(table(rows, args.rounds))
 
 

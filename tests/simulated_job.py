@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -176,12 +177,15 @@ def controller(
     leads: Sequence[Lead] | None = None,
     *,
     policy: Policy | None = None,
+    again: Sequence[Lead] | None = None,
     reuse: Sequence[Kept] | None = None,
     numbers: Numbers = Numbers(ok=True),
     ranks: Ranks | None = None,
     **more: Any,
 ) -> Controller:
+    """Returns a controller of that job; the rules find `leads`, and `again` from their second answer on."""
     found = leads if leads is not None else [lead(action.name) for action in actions]
+    answers = itertools.chain([found], itertools.repeat(found if again is None else again))
 
     def check(job: Job, installed: Installed) -> Numbers:
         context: AbstractContextManager[None] = installed.context()
@@ -195,7 +199,7 @@ def controller(
     world = World(
         job=Job(),
         actions={action.name: action for action in actions},
-        diagnose=lambda first_step: Found(list(found)),
+        diagnose=lambda first_step: Found(list(next(answers))),
         watch=nullcontext,
         check_numerics=check,
         tell=lambda kind, detail: machine.told.append((kind, detail)),

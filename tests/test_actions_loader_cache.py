@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, StackDataset, Subset
 
 from diagnose.actions import _loader_samples, dataset_cache
 from diagnose.actions._loader_samples import copied
-from diagnose.actions.base import CannotApply
+from diagnose.actions.base import CannotApply, NotYet
 from diagnose.actions.dataset_cache import DatasetCache
 from diagnose.core.job import Job
 from tests.loops import Log, Noisy, Plan, Rows, Switch, begin, close, equal, loop, off, on
@@ -231,10 +231,18 @@ def test_what_may_not_copy_well_is_not_kept(sample: Any) -> None:
 def test_what_cannot_be_kept_is_refused(make: Callable[[], DataLoader[Any]], reason: str) -> None:
     job = Job()
     begin(job, make())
-    with pytest.raises(CannotApply, match="in its first epoch"):
+    for action in (DatasetCache(), SecondEpoch()):
+        with pytest.raises(CannotApply, match=reason) as refused:
+            action.check(job)
+        assert not isinstance(refused.value, NotYet), "no later epoch changes that"
+
+
+def test_no_sample_is_kept_before_it_could_come_again() -> None:
+    job = Job()
+    begin(job, DataLoader(Rows(), 4))
+    with pytest.raises(NotYet, match="in its first epoch"):
         DatasetCache().check(job)
-    with pytest.raises(CannotApply, match=reason):
-        SecondEpoch().check(job)
+    SecondEpoch().check(job)
 
 
 def test_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,28 @@ def test_what_is_kept_stays_in_force_while_it_is_too_early_for_the_other():
     assert one.calls.count("unprepare") == other.calls.count("prepare") == 0
     train(machine, control, 600)
     assert machine.outcomes() == {"one": "kept", "other": "kept"}
+
+
+@pytest.mark.parametrize(
+    "speedup, outcomes", [(8.0, {"one": "kept", "other": "kept"}), (2.1, {"one": "kept"})]
+)
+def test_what_it_was_too_early_for_is_tried_in_the_place_of_what_has_won_less_than_it_is_to_win(
+    speedup, outcomes
+):
+    """The rules do not lead to it again: what it would cure is gone in part."""
+    machine = Machine()
+    one = Exclusive(machine, "one", factor=0.5, excludes=frozenset({"other"}))
+    other = Exclusive(machine, "other", factor=0.1, not_before=300)
+    leads = [lead("one", "other", speedup=speedup)]
+    leads[0] = replace(leads[0], gains={"one": replace(leads[0].gain, speedup=2.0)})
+    control = controller(machine, [one, other], leads, again=[])
+    train(machine, control, 1500)
+    control.finish()
+    told = {trial["action"]: trial["outcome"] for trial in machine.trials()}
+    assert {name: told[name] for name in outcomes} == outcomes
+    assert ("prepare" in other.calls) is ("other" in outcomes)
+    if "other" in outcomes:
+        assert machine.trials()[-1]["predicted"]["speedup"] == pytest.approx(8.0 / 2.0, rel=0.3)
 
 
 def test_what_is_kept_does_not_make_way_for_what_takes_longer_to_be_ready_than_it_could_win():

@@ -35,7 +35,8 @@ class DatasetCache(Action):
     When all samples have been made once with the action prepared: an epoch later.
 
     ## When it cannot help
-    In the first epoch. Where workers make the batches. Where a sample costs no more to make than to copy.
+    In the first epoch. Where the script's own workers make the batches; those that `loader-workers` has
+    given it make way where this is to win more. Where a sample costs no more to make than to copy.
 
     ## When it is refused
     Where `loader-workers` is, for the same reasons: random samples, a dataset that changes itself. Where
@@ -53,10 +54,10 @@ class DatasetCache(Action):
     excludes = frozenset({"loader-workers", "loader-workers-reseeded"})
 
     def check(self, job: Job) -> None:
+        _cache(job)
         epochs = max((known["epochs"] for known in job.facts.get("loaders", ())), default=0)
         if epochs < 2:
             raise NotYet("no sample has come a second time yet: the script is in its first epoch")
-        _cache(job)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:

@@ -52,14 +52,12 @@ class Asking:
 
     Attributes:
         leads: What was found last; `None` where the rules are to be asked.
-        asked_with: Names of the kept actions that were in force then.
         step_ns: What a step took when that was observed last.
         looked_at_ns: What it would have taken with each one looked at.
     """
 
     def __init__(self, world: World, changes: Changes, orders: Orders, course: Course) -> None:
         self.leads: list[Lead] | None = None
-        self.asked_with: list[str] = []
         self.step_ns = self.looked_at_ns = 0.0
         self._world = world
         self._changes = changes
@@ -114,7 +112,7 @@ class Asking:
         rules = [lead["rule"] for lead in told[0]]
         step = self._course.step.number
         self._world.tell("diagnosed", {"step": step, "rules": rules, "in_force": in_force})
-        self.leads, self.asked_with = [Lead.from_record(record) for record in told[0]], in_force
+        self.leads = [Lead.from_record(record, in_force) for record in told[0]]
 
     def pays(self) -> bool:
         """Whether what was kept last wins enough for the rules to be asked again, or they may be anyway."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from diagnose.actions.base import Action
@@ -32,21 +32,24 @@ class Lead:
         actions: The actions that help, the best first.
         gain: What its end would win; `None` where no rule says, and the trial must show.
         gains: What an action is expected to win, where that is less.
+        in_force: Names of the kept actions beyond which all that is to be won.
     """
 
     rule: str
     actions: tuple[str, ...]
     gain: Gain | None
     gains: Mapping[str, Gain] = field(default_factory=dict)
+    in_force: tuple[str, ...] = ()
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Lead:
+    def from_record(cls, record: Mapping[str, Any], in_force: Sequence[str] = ()) -> Lead:
         """Returns the lead that `asdict` made, or JSON brought from another process."""
         return cls(
             rule=record["rule"],
             actions=tuple(record["actions"]),
             gain=Gain(**record["gain"]) if record["gain"] else None,
             gains={name: Gain(**gain) for name, gain in record["gains"].items()},
+            in_force=tuple(in_force),
         )
 
     @property
@@ -57,6 +60,11 @@ class Lead:
     def of(self, action: str) -> Lead:
         """Returns what it means for one action."""
         return replace(self, gain=self.gains.get(action, self.gain))
+
+    def beyond(self, kept: str, speedup: float) -> Lead:
+        """Returns what is left to win of it, for one action, where another has won so much in its place."""
+        gain = self.gain and Gain(**{end: value / speedup for end, value in asdict(self.gain).items()})
+        return replace(self, gain=gain, in_force=(*self.in_force, kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +119,17 @@ class Policy:
         return not self.dry_run and any(map(self.allows, ASKED_FOR))
 
 
+def excluded_by(name: str, others: Collection[str], actions: Mapping[str, Action]) -> list[str]:
+    """Returns which of others cannot be in force together with an action."""
+    return [other for other in others if name in actions[other].excludes or other in actions[name].excludes]
+
+
 def candidates(
     leads: Sequence[Lead],
     actions: Mapping[str, Action],
     policy: Policy,
     done: Collection[str],
     in_force: Collection[str],
-    looked_at: Collection[str] = (),
 ) -> list[Candidate]:
     """Returns what to try, the next first.
 
@@ -129,9 +141,7 @@ def candidates(
         actions: All actions by name.
         policy: What the user allows.
         done: Names of actions that need no (further) trial.
-        in_force: Names of kept actions; one that excludes them is left out, unless it wins clearly more.
-        looked_at: Those of them that were in force when the rules were asked, so that the findings say what
-            is to be won beyond them.
+        in_force: Names of kept actions. What excludes them is left out unless it is to win clearly more.
     """
     found: dict[str, Candidate] = {}
     unasked = [name for name, action in actions.items() if action.unasked or name in policy.only]
@@ -142,8 +152,8 @@ def candidates(
                 continue
             if lead.gain and lead.speedup < WORTH_SPEEDUP:
                 continue
-            rivals = [o for o in in_force if name in actions[o].excludes or o in action.excludes]
-            if rivals and not (lead.speedup >= REPLACES_SPEEDUP and set(rivals) <= set(looked_at)):
+            rivals = excluded_by(name, in_force, actions)
+            if rivals and not (lead.speedup >= REPLACES_SPEEDUP and set(rivals) <= set(lead.in_force)):
                 continue
             if name not in found or found[name].lead.speedup < lead.speedup:
                 asked = bool(lead.rule) or name in policy.only

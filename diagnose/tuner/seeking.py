@@ -12,7 +12,7 @@ from diagnose.tuner.changes import Changes
 from diagnose.tuner.holding import Holding
 from diagnose.tuner.installed import alive
 from diagnose.tuner.orders import Orders
-from diagnose.tuner.policy import Candidate, candidates
+from diagnose.tuner.policy import Candidate, Lead, candidates, excluded_by
 from diagnose.tuner.preparing import look
 from diagnose.tuner.trying import Attempt
 from diagnose.tuner.world import Course, Plan, World
@@ -54,6 +54,7 @@ class Seeking:
         self._asking = asking
         self._holding = holding
         self._attempt: Attempt | None = None
+        self._early: dict[str, Lead] = {}
         self._too_dear: set[str] = set()
 
     def seek(self) -> Plan[None]:
@@ -116,8 +117,11 @@ class Seeking:
 
     def _ahead(self) -> list[Candidate]:
         in_force = [installed.name for installed in self._changes.kept]
-        leads, policy = self._asking.leads or [], self._orders.policy
-        return candidates(leads, self._world.actions, policy, self.done, in_force, self._asking.asked_with)
+        found, policy = self._asking.leads or [], self._orders.policy
+        fresh = [lead for lead in found if set(in_force) <= set(lead.in_force)]
+        named = {name for lead in fresh for name in lead.actions}
+        early = [lead for name, lead in self._early.items() if lead.in_force and name not in named]
+        return candidates([*found, *early], self._world.actions, policy, self.done, in_force)
 
     def _try(self, candidate: Candidate) -> Plan[Trial]:
         """Tries one action."""
@@ -142,8 +146,13 @@ class Seeking:
         if trial.outcome is Outcome.NOT_YET:
             if candidate.asked or not too_dear:
                 self.postponed[candidate.name] = replace(trial, outcome=Outcome.REFUSED)
+                self._early[candidate.name] = replace(candidate.lead, actions=(candidate.name,), gains={})
         elif candidate.asked or trial.measured is not None or trial.outcome not in NEVER_BEGUN:
             self._tell(trial)
+        if trial.outcome is Outcome.KEPT and trial.measured is not None:
+            # No rule may lead to those any more: what they would cure is gone, in part.
+            for name in excluded_by(candidate.name, self._early, self._world.actions):
+                self._early[name] = self._early[name].beyond(candidate.name, trial.measured.speedup)
         return trial
 
     def looks_again(self) -> bool:
