@@ -6,8 +6,9 @@
 For each job of `benchmarks/tuning/` (they know nothing of diagnose):
 
 - *plain* and *tuned* runs in turn, as many rounds as asked for: the wall time of the whole script, the
-  speedup that tuning confirmed (all kept fixes on against off, in pairs of windows; "not reached" where the
-  script ended before), what it kept, and how many steps it spent on trials. All steps train.
+  speedup that tuning confirmed (all kept fixes on against off, in pairs of windows; those kept before the last
+  one where the script ended early; "not reached" where it ended before any), what it kept, and how many
+  steps it spent on trials. All steps train.
 - *offline best*: each setting of `search` alone, and the best ones together, are put in force without
   trials (`diagnose run --apply`), each with its own paired confirmation: what somebody who tried everything
   beforehand would have found. The fastest of many is partly so by chance: it is measured once more in each
@@ -42,7 +43,7 @@ from typing import Any
 
 JOBS = Path(__file__).with_name("tuning")
 TIMEOUT_S = 900
-TOLD = ("confirmation", "trials", "steps")
+TOLD = ("confirmation", "earlier_confirmation", "trials", "steps")
 """Parts of a report that the page is made of."""
 
 
@@ -99,7 +100,8 @@ class Run:
 
     @property
     def confirmed(self) -> float | None:
-        confirmation = self.report.get("confirmation")
+        """Of all that was kept, or of all but what was kept last where the script ended before that."""
+        confirmation = self.report.get("confirmation") or self.report.get("earlier_confirmation")
         return confirmation["speedup"] if confirmation else None
 
     @property

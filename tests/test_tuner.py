@@ -33,6 +33,17 @@ def test_the_confirmation_measures_all_that_was_kept_together():
     assert confirmation["low"] <= 1 / (0.7 * 0.8) <= confirmation["high"]
 
 
+def test_what_was_kept_is_confirmed_before_what_is_to_win_little_is_tried():
+    machine = Machine(seed=3)
+    actions = [Change(machine, "much", factor=0.5), Change(machine, "little", factor=0.97)]
+    control = controller(machine, actions, [lead("much", speedup=2.0), lead("little", speedup=1.05)])
+    train(machine, control, 1500)
+    kinds = [
+        detail.get("action", kind) for kind, detail in machine.told if kind in ("trial", "confirmation")
+    ]
+    assert kinds[:3] == ["much", "confirmation", "little"]
+
+
 def test_a_change_without_effect_is_kept_in_one_of_a_hundred_trials_at_most():
     kept = 0
     for seed in range(300):

@@ -12,6 +12,7 @@ from diagnose.tuner.changes import Changes
 from diagnose.tuner.holding import Holding
 from diagnose.tuner.installed import alive
 from diagnose.tuner.orders import Orders
+from diagnose.tuner.paired import LITTLE
 from diagnose.tuner.policy import Candidate, Lead, candidates, excluded_by
 from diagnose.tuner.preparing import look
 from diagnose.tuner.trying import Attempt
@@ -64,8 +65,8 @@ class Seeking:
             self._come()
             kept = measured = False
             while not kept and (ahead := self._ahead()):
-                if not ahead[0].asked:
-                    yield from self._holding.confirm()  # what may have to wait for long must not delay it
+                if not ahead[0].asked or ahead[0].lead.speedup < LITTLE:
+                    yield from self._holding.confirm()  # what may take or wait for long must not delay it
                 if any(self._world.ranks.exchange("the budget of the run", self._is_used_up())):
                     break
                 if not (yield from self._afford()):  # which may take many minutes
