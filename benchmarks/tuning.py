@@ -6,9 +6,9 @@
 For each job of `benchmarks/tuning/` (they know nothing of diagnose):
 
 - *plain* and *tuned* runs in turn, as many rounds as asked for: the wall time of the whole script, the
-  speedup that tuning confirmed (all kept fixes on against off, in pairs of windows; those kept before the last
-  one where the script ended early; "not reached" where it ended before any), what it kept, and how many
-  steps it spent on trials. All steps train.
+  speedup that tuning confirmed (all kept fixes on against off, in pairs of windows; all but the last where
+  the script ended before; "not reached" where it ended before any), what it kept, and how many steps it
+  spent on trials. All steps train.
 - *offline best*: each setting of `search` alone, and the best ones together, are put in force without
   trials (`diagnose run --apply`), each with its own paired confirmation: what somebody who tried everything
   beforehand would have found. The fastest of many is partly so by chance: it is measured once more in each
