@@ -30,8 +30,9 @@ UNKNOWN_SHARE = 0.10
 WITHIN_EPOCH = 0.75
 """Evaluation comes within the epoch if its period is a smaller part of it."""
 
-EACH_STEP = 1.0
-"""Calls per step of a model that only evaluation calls are far fewer."""
+EACH_STEP = 0.5
+"""Calls per step from which on a usual step has one: a penalty in every 16th has an optimizer step of its
+own, without. Of what only evaluation calls a usual step has none."""
 
 MOST = 1.1
 """The first steps after an evaluation find none of their data in the caches."""
@@ -86,7 +87,7 @@ class FrequentEvaluation(Rule):
         profile(evaluation_ms=20, program=TEACHER, series=in_each_step(20, 80)),
         profile(
             evaluation_ms=20,
-            program=Program(calls=Calls(num_steps=5, free=1.0)),
+            program=Program(calls=Calls(num_steps=5, free=0.8)),
             series=in_each_step(20, 80),
         ),
         profile(
