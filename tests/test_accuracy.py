@@ -163,6 +163,8 @@ def test_each_fault_is_an_option_of_its_script_and_the_sets_share_no_script(accu
                 assert named or re.search(rf"^    {made_from}: ", source, re.M), f"{script}: {option}"
         assert source.count("# the training loop") == 1, f"{script}: peers_job.py needs the mark"
         assert script.pairs is not None and script.decoys is not None
+        for mend in script.mends:
+            assert mend.of(source) != source
     names = [script.path.stem for script in scripts if script.faults]
     assert len(names) == len(set(names))
     labels = {fault.label for script in scripts for fault in script.faults}

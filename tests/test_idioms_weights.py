@@ -431,3 +431,21 @@ def test_a_function_that_scores_a_weight_by_its_gradient_updates_nothing():
         "for n, p in net.named_parameters():\n    scores[n] = score(p.data, p.grad)"
     )
     assert of_marked(text) == ()
+
+
+BY_ROW = """
+for w in tamed:
+    for g in w.grad:{}
+        edge = torch.quantile(g.abs(), 0.995){}
+        g.clamp_(-edge, edge){}
+"""
+
+
+@pytest.mark.parametrize("here", range(3))
+def test_gradients_of_a_list_are_clipped_where_each_is_asked_for_row_by_row(here: int):
+    assert of_marked(BY_ROW.format(*("  # here" * (each == here) for each in range(3)))) == (CLIP,)
+
+
+def test_a_list_of_which_no_gradient_is_asked_holds_no_weights():
+    text = "for w in tamed:\n    edge = torch.quantile(w.abs(), 0.9)  # here\n    w.clamp_(-edge, edge)"
+    assert CLIP not in of_marked(text)

@@ -200,6 +200,14 @@ def test_a_wait_is_one_whatever_its_function_is_called(function: str):
     assert WAIT not in of_marked(text.replace("recv", "fileno"), function)
 
 
+@pytest.mark.parametrize(
+    ("answers", "waits"), [("return self.pipe.recv()", True), ("self.other.recv()", False)]
+)
+def test_asking_is_a_wait_where_the_same_function_receives_the_answer(answers: str, waits: bool):
+    text = f"def ask(self, state):\n    self.pipe.send(state)  # here\n    {answers}\n"
+    assert (WAIT in of_marked(text, "ask")) == waits
+
+
 QUERIES = """
 INSERT = "INSERT INTO losses VALUES (?, ?)"
 SELECT = "SELECT value FROM losses WHERE step = ?"

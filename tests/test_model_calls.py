@@ -209,6 +209,20 @@ def test_acting_first_and_learning_then_is_no_call_for_nothing():
 
     facts = told([net], step)
     assert (facts["repeated"], facts["repeated_before"], facts["free"]) == (0.0, 0.0, 24.0)
+    assert facts["free_rows"] == 1
+
+
+def test_a_policy_that_acts_for_all_its_environments_at_once_is_given_all_of_them():
+    net = Net()
+
+    def step(number: int) -> None:
+        with torch.no_grad():
+            net(torch.randn(200, 4))  # what the samples are worth
+            net(torch.randn(64, 4))
+        net(torch.randn(24, 4))
+
+    facts = told([net], step)
+    assert (facts["free"], facts["free_rows"]) == (2.0, 64)
 
 
 def test_a_first_pass_whose_output_the_second_one_gets_is_needed():

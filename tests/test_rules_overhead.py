@@ -75,6 +75,17 @@ def test_a_policy_that_acts_with_gradients_is_to_compute_an_episode_in_one_call(
     assert found_in(example)["small-operators"].code
 
 
+@pytest.mark.parametrize(
+    ("function", "compiled"), [("rk4", "rk4"), ("Field.forward", "model"), ("main", "model")]
+)
+def test_what_has_the_loop_over_a_small_model_is_to_be_compiled_with_it(function: str, compiled: str):
+    example = RULES["small-operators"].fires_on[0]
+    turn = at("d = f(y + h * c)", 0.01, "python-loop", phase=Phase.FORWARD)
+    trains = at("loss.backward()", 0.4, phase=Phase.BACKWARD)
+    found = found_in(replace(example, where=(replace(turn, function=function), trains)))
+    assert found["small-operators"].code == f"{compiled} = torch.compile({compiled})"
+
+
 def test_a_line_that_few_steps_run_is_jitter_and_what_each_step_does_beside_it_is_overhead():
     example = RULES["step-jitter"].fires_on[-1]
     found = found_in(example)

@@ -27,6 +27,8 @@ A fault with neither is as large as it is, whatever severity is asked for. One w
 `hidden` is a decoy only: its size is its probe.
 
 A script without such a file, or with all options off, is healthy: whatever is said of it is a false alarm.
+It is healthy as far as its author knows: a `[[mend]]` there, see `alarms.py`, tells whether what was said
+of it is true.
 """
 
 from __future__ import annotations
@@ -119,6 +121,27 @@ class Fault:
         return (self.label, *self.also)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mend:
+    """A change of a script that wins something if what was said of it is true.
+
+    Attributes:
+        rule: What was said.
+        old: The text that is replaced, once in the script.
+        new: What takes its place.
+    """
+
+    rule: str
+    old: str
+    new: str
+
+    def of(self, text: str) -> str:
+        """Returns the script's text, mended."""
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.rule}: {self.old!r} is there {text.count(self.old)} times")
+        return text.replace(self.old, self.new)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """A training script.
@@ -156,6 +179,11 @@ class Script:
         """The mistakes that it can make."""
         beside = self.facts.get("beside", False) or self.ranks > 1
         return tuple(_fault(entry, self.ranks, beside) for entry in self.facts.get("fault", ()))
+
+    @property
+    def mends(self) -> tuple[Mend, ...]:
+        """What would mend what was said of it without a fault."""
+        return tuple(Mend(**entry) for entry in self.facts.get("mend", ()))
 
     @property
     def decoys(self) -> tuple[tuple[Fault, Fault], ...]:

@@ -179,6 +179,7 @@ class Calls:
             teacher.
         free: Gradient-free calls per step of the trained models, in training mode and with an input of
             their own.
+        free_rows: The fewest samples that one of these was given: so many a policy acts for at once.
         padding_share: Part of the tokens given to the models that are padding.
         overlong_share: Part of the tokens that are padding past the longest row of their own batch.
         padded_tokens: Tokens of a model's input, padding included, where that is known.
@@ -199,6 +200,7 @@ class Calls:
     before_share: float | None = None
     untrained: float | None = None
     free: float | None = None
+    free_rows: int | None = None
     padding_share: float | None = None
     overlong_share: float | None = None
     padded_tokens: float | None = None

@@ -81,6 +81,7 @@ class _Look:
         self._passes = 0
         self._untrained = 0
         self._free = 0
+        self._free_rows: list[int] = []
         self._first_step = self._step = recorder.steps
         self._calls_left = MOST_CALLS
         # What was trained on in this step and in the one before, which may end only with its optimizer's.
@@ -126,7 +127,10 @@ class _Look:
         if is_model or part.parameters <= self._trained:
             call = self._call(module, part, has_grad, (*args, kwargs), work)
             repeated = call is not None and self._is_repeated(call)
-            self._free += counts and is_model and not (has_grad or repeated) and module.training
+            if counts and is_model and not (has_grad or repeated) and module.training:
+                self._free += 1
+                if tensor is not None:
+                    self._free_rows.append(len(tensor) if tensor.dim() > 1 else 1)
         elif not has_grad and self._is_another(module):
             self._untrained += counts
 
@@ -290,6 +294,7 @@ class _Look:
             "before_share": self._share(BEFORE),
             "untrained": self._untrained / LOOKED_AT,
             "free": self._free / LOOKED_AT,
+            "free_rows": min(self._free_rows, default=None),
             "padding_share": sum(batch.padding for batch in padded) / tokens if tokens else None,
             "overlong_share": sum(batch.overlong for batch in padded) / tokens if tokens else None,
             "padded_tokens": tokens / len(padded) if padded else None,

@@ -12,6 +12,7 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_share
 from diagnose.rules._cpus import MOST, delayed_share, spread, won_by_threads
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at, waiting_share
 from diagnose.rules._machine import storage_cpus
 from diagnose.rules.base import Rule
 
@@ -94,6 +95,7 @@ class NoisyNeighbour(Rule):
         profile(host=replace(SHARED, runnable_share=0.02)),
         profile(host=replace(SHARED, busy_cpus=1.0)),
         profile(host=SHARED, input=FROM_STORAGE),
+        profile(host=replace(STARTED, busy_cpus=1.8), where=(at("pipe.send(state)", 0.2, "wait"),)),
         profile(
             host=STARTED,
             program=WITH_WORKERS,
@@ -119,15 +121,19 @@ class NoisyNeighbour(Rule):
     def check(self, profile: Profile) -> Finding | None:
         host = profile.host
         assert host.runnable_share is not None and profile.foreign_cpus is not None
-        started, delayed = _started_cpus(profile), delayed_share(host)
+        started, delayed, runnable = _started_cpus(profile), delayed_share(host), host.runnable_share
         reading = storage_cpus(profile)  # as much of theirs as can be this run's own doing
         foreign = profile.foreign_cpus - reading + started
+        if started and foreign - started < MIN_FOREIGN_CPUS:
+            # What it has started and waits for works while it waits: that is `blocking-call`'s.
+            waited = waiting_share(profile)
+            delayed, runnable = max(0.0, delayed - waited), max(0.0, runnable - waited)
         own = reading + (host.child_cpus or 0.0) - started
         own += sum(thread.cpus for thread in host.python_threads)
         own += sum(rank.used_cpus or 0.0 for rank in profile.neighbours)
         part = foreign / (foreign + own) if foreign else 0.0
         if (
-            (delayed if started else host.runnable_share) < MIN_DELAY
+            (delayed if started else runnable) < MIN_DELAY
             or (foreign < MIN_FOREIGN_CPUS and not started)
             or part < MIN_FOREIGN_PART
             or profile.steps.total_time_ns < LEAST_NS
@@ -135,7 +141,7 @@ class NoisyNeighbour(Rule):
             return None
         lost = spread(profile, part * delayed)
         total = sum(lost.values())
-        low = part * min(max(0.0, host.runnable_share - QUIET_DELAY), MOST) * profile.step_time_ns
+        low = part * min(max(0.0, runnable - QUIET_DELAY), MOST) * profile.step_time_ns
         threads = host.num_threads or 1
         evidence = [
             f"The training thread was ready to run and had no CPU for"

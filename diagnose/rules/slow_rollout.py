@@ -8,6 +8,7 @@ from dataclasses import replace
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
+from diagnose.core.program import Calls, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, bounds, lost_of, named, part_of, seen_in, share_of
@@ -19,6 +20,9 @@ MIN_SHARE = 0.10
 WON = 0.5
 """The part that the fix is said to win: two environments at once halve the wait for them. More win more,
 where there are CPUs for them."""
+
+AT_ONCE = 8
+"""Where the model acts for so many environments in one call, or more, it has what stepping several wins."""
 
 MAX_LINES = 3
 VECTORIZED = "envs = gymnasium.vector.SyncVectorEnv([make_env] * 8)"
@@ -49,6 +53,7 @@ class SlowRollout(Rule):
 
     ## When it is wrong
     An environment that cannot be copied, such as a robot; an algorithm that must learn after each step.
+    Where the model acts for eight environments or more in one call, only the environment's own time counts.
     """
 
     is_limit = True  # somebody has to act
@@ -77,6 +82,14 @@ class SlowRollout(Rule):
         profile(other_ms=8, where=(at("obs = env.step(a)", 0.08, "environment"),)),
         profile(evaluation_ms=30, where=(at("out = model(x)", 0.3, phase=Phase.EVALUATION),)),
         profile(other_ms=30, where=(at("optimizer.step()", 0.3),)),
+        profile(
+            evaluation_ms=30,
+            program=Program(calls=Calls(num_steps=5, free=2.0, free_rows=64)),
+            where=(
+                at("reward = envs.step(a)", 0.08, "environment", phase=Phase.EVALUATION),
+                at("a = policy(obs).sample()", 0.2, "rollout", phase=Phase.EVALUATION),
+            ),
+        ),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -85,6 +98,9 @@ class SlowRollout(Rule):
     def check(self, profile: Profile) -> Finding | None:
         lines = rollouts(profile)
         stepping = tuple(line for line in lines if "environment" in line.idiom)
+        calls = profile.program.calls
+        if calls is not None and (calls.free_rows or 0) >= AT_ONCE:
+            lines = stepping
         share = share_of(lines)
         if share < MIN_SHARE or not stepping:
             return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph, Work
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Model, Program
 from diagnose.core.units import format_duration, format_ms, format_share
 from diagnose.rules._compute import model_ns, of_work, to_compile
@@ -68,14 +69,14 @@ SAVED_OF_LINES = (0.4, 0.9)
 """Likewise, of a loop of the script's over slices, whose size was not seen; at most all of it."""
 
 RECURS = (
-    "Compile the model: each operation needs the one before, so that they cannot become one. A loop over"
+    "Compile {what}: each operation needs the one before, so that they cannot become one. A loop over"
     " nn.LSTMCell or nn.GRUCell can be one nn.LSTM or nn.GRU."
 )
 ACTS = (
     "Choose the actions without gradients, keep the observations, and after the episode let each model"
     " compute all of them in one call, for the probabilities of what was chosen and for the values."
 )
-LOOPS_OVER = "Replace loops over small tensors by one operation on a large one, or compile the model."
+LOOPS_OVER = "Replace loops over small tensors by one operation on a large one, or compile {what}."
 
 
 def graph_of(num_ops: int, elements: int = 1000, tensors: int = 8, depth: int | None = None) -> Graph:
@@ -236,11 +237,14 @@ class SmallOperators(Rule):
         recurs = depth is not None and depth >= SEQUENTIAL * work.num_ops
         acts = any(map(is_rollout, profile.where))
         low, expected, high = SAVED_SEQUENTIAL if recurs else SAVED
+        loop = None
         if acts and not recurs:
             fix, code = ACTS, ""
         else:
             advice = RECURS if recurs else LOOPS_OVER
-            fix, code = to_compile(profile, advice, "model = torch.compile(model)")
+            loop = _looping_function(profile)
+            name, what = (loop.function,) * 2 if loop else ("model", "the model")
+            fix, code = to_compile(profile, advice.format(what=what), f"{name} = torch.compile({name})")
         return Finding(
             rule=self.name,
             summary=summary,
@@ -257,6 +261,11 @@ class SmallOperators(Rule):
                 f"Forward and backward are {format_share(model_ns(profile) / profile.step_time_ns)} of the"
                 " step.",
                 *([f"{depth} of them each need the one before."] if recurs else []),
+                *(
+                    [f"{loop.function} has the loop, at {Path(loop.file).name}:{loop.line}."]
+                    if loop
+                    else []
+                ),
             ),
             fix=fix,
             code=code,
@@ -300,3 +309,18 @@ class SmallOperators(Rule):
             line=lines[0].line,
             actions=self.actions,
         )
+
+
+def _looping_function(profile: Profile) -> SourceLine | None:
+    """Returns a line of the loop that calls models over and over, in a function of the script's that is
+    neither a method nor the one that trains, such as a solver; `None` where there is none."""
+    trains = {line.function for line in profile.where if line.phase in (Phase.BACKWARD, Phase.OPTIMIZER)}
+    return next(
+        (
+            line
+            for line in profile.where
+            if line.phase is Phase.FORWARD and "python-loop" in line.idiom and not line.in_worker
+            if line.function.isidentifier() and line.function not in trains
+        ),
+        None,
+    )

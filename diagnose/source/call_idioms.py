@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from diagnose.source.calling import called_in, callee, given_to, is_call, keyword_of
+from diagnose.source.calling import called_in, callee, calls_of, given_to, is_call, keyword_of
 from diagnose.source.copied_weights import copies_weights
 from diagnose.source.files import (
     DUMPERS,
@@ -35,7 +35,7 @@ from diagnose.source.purposes import (
     WHOLE,
 )
 from diagnose.source.reads_writes import reads, writes
-from diagnose.source.statements import nodes_of, statements_in, text_of
+from diagnose.source.statements import nodes_of, statements_in, statements_of, text_of
 from diagnose.source.tensor_values import PREDICATES, may_be_tensor
 from diagnose.source.texts import FILES
 from diagnose.source.weight_loops import clips_one, sources
@@ -123,6 +123,8 @@ WAITED_FOR = {
 """Classes of what such methods wait for."""
 
 RECEIVERS = {"recv", "recvfrom", "recv_into", "recv_bytes", "recv_json", "recv_pyobj", "recv_string"}
+ASKERS = {"send", "send_bytes", "send_json", "send_pyobj", "send_string"}
+"""How another process is asked for what such a method waits for: it may take the CPU at once."""
 ALSO_OF_MODELS = {
     *("acc", "meter", "precision", "recall", "topk", "iou", "psnr", "ssim", "dice", "jaccard", "mae"),
     *("mape", "rmse", "spearman", "kendall", "error", "errors", "calibration"),
@@ -261,6 +263,8 @@ def _waits_for(call: ast.Call, place: Place, name: str, owner: str) -> bool:
     """Whether a call waits for another process or thread, but a rank: `p.stdout.readline()`."""
     if name in RECEIVERS:
         return owner not in ("dist", "distributed")
+    if name in ASKERS:
+        return owner not in ("dist", "distributed") and _is_answered(call, place)
     if name == "join" and owner and not call.args:
         return True  # neither a text nor a path is joined of nothing
     if name == "get" and owner and owner not in NETWORK and _may_block(call):
@@ -272,6 +276,14 @@ def _waits_for(call: ast.Call, place: Place, name: str, owner: str) -> bool:
         file = keyword_of(call, "file")
         return isinstance(file, ast.Attribute) and file.attr == "stdin"
     return owner == "stdin" or (owner == "stdout" and name.startswith("read"))
+
+
+def _is_answered(call: ast.Call, place: Place) -> bool:
+    """Whether the same function receives from what a call sends to: `pipe.send(x); return pipe.recv()`."""
+    asked = callee(call)[1]
+    inside = statements_of(place.function) if place.function is not None else ()
+    receives = (each for statement in inside for each in calls_of(statement))
+    return any(is_call(each, RECEIVERS) and callee(each)[1] == asked for each in receives)
 
 
 def spins(loop: ast.stmt | None, place: Place) -> bool:

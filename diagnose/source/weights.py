@@ -58,6 +58,9 @@ class Weights:
             inside if function.name == "__init__" else function.name: function
             for function, inside in defined(tree)
         }
+        for scope, node in scoped(tree):
+            if isinstance(node, ForLoop) and _asks_gradients(node):
+                self._keep([_gone_over(node.iter)], "weights", scope)
         grew = True
         while grew:
             before = self._count()
@@ -200,6 +203,25 @@ class Weights:
 
     def _first(self, values: Iterable[ast.expr], scope: Scope) -> Kind | None:
         return next(filter(None, (self._kind(each, scope) for each in values)), None)
+
+
+def _asks_gradients(loop: ForLoop) -> bool:
+    """Whether a loop asks what it goes over for its gradient: `for w in tamed: w.grad.clamp_(-1, 1)`."""
+    return isinstance(loop.target, ast.Name) and any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "grad"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == loop.target.id
+        for statement in loop.body
+        for node in ast.walk(statement)
+    )
+
+
+def _gone_over(source: ast.expr) -> ast.expr:
+    """Returns what a loop goes over, or a part of which: `tamed` of `tamed[1:]`."""
+    while isinstance(source, ast.Subscript):
+        source = source.value
+    return source
 
 
 def _measure(called: set[str]) -> bool:
