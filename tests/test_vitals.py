@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cProfile
+import functools
 import json
 import os
 import subprocess
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +27,7 @@ from diagnose.analysis.readings import vitals_of
 from diagnose.analysis.signals import host_stats, python_threads
 from diagnose.core.ledger import COLUMNS
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.torch_settings import TorchSettingsHook, settings_now
+from diagnose.hooks.torch_settings import TorchSettingsHook, _function_of, settings_now
 from diagnose.launch import quota, vitals
 from diagnose.store.reader import RankLog, read_rank
 from diagnose.store.writer import Writer
@@ -310,9 +313,34 @@ def test_a_trace_function_is_named():
     previous = sys.getprofile()
     sys.setprofile(burn_nothing)
     try:
-        assert settings_now(Recorder())["trace"] == __name__
+        found = settings_now(Recorder())
+        assert (found["trace"], found["trace_function"]) == (__name__, "burn_nothing")
     finally:
         sys.setprofile(previous)
+
+
+class Edges:
+    """Notes calls, as a script's own profiler does."""
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> None:
+        """Notes nothing."""
+
+    def note(self, frame: Any, event: str, arg: Any) -> None:
+        """Likewise."""
+
+
+@pytest.mark.parametrize(
+    ("tracer", "function"),
+    [
+        (Edges(), "Edges.__call__"),
+        (Edges().note, "Edges.note"),
+        (cProfile.Profile(), ""),
+        (functools.partial(print), ""),
+    ],
+)
+def test_what_is_called_for_each_call_is_told_by_the_name_of_its_function(tracer: Any, function: str):
+    told = function if sys.version_info >= (3, 11) else function.rpartition(".")[2]
+    assert _function_of(tracer) == told
 
 
 def test_what_the_scripts_profiler_records_besides_is_known():

@@ -18,6 +18,8 @@ class Settings:
         start_method: How processes are started unless the script says so: `fork`, `spawn`, `forkserver`.
         trace: Module of the function that Python calls for every line or call, such as `pydevd` or
             `cProfile`; empty when there is none.
+        trace_function: That function, as lines of it are told: `CallGraph.__call__`; empty where it is not
+            written in Python.
         recorded: What torch's profiler, if the script starts it, records besides operations, by the names
             of its arguments: `record_shapes`, `with_stack`.
         sets_threads: Whether the number of torch's threads was set after torch had been imported; not told
@@ -32,6 +34,7 @@ class Settings:
     local_processes: int = 1
     start_method: str = "fork"
     trace: str = ""
+    trace_function: str = ""
     recorded: tuple[str, ...] = ()
     sets_threads: bool | None = None
     num_leaf_modules: int | None = None

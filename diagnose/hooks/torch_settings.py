@@ -81,6 +81,7 @@ def settings_now(recorder: Recorder) -> dict[str, Any]:
         "start_method": multiprocessing.get_start_method(allow_none=True)
         or multiprocessing.get_all_start_methods()[0],
         "trace": _module_of(tracer),
+        "trace_function": _function_of(tracer),
         "num_leaf_modules": sum(not module._modules for module in modules),
         "num_module_hooks": sum(
             len(vars(module).get(name) or ()) for module in modules for name in MODULE_HOOKS
@@ -96,3 +97,12 @@ def _module_of(tracer: Any) -> str:
     if tracer is None:
         return ""
     return getattr(tracer, "__module__", None) or type(tracer).__module__ or type(tracer).__name__
+
+
+def _function_of(tracer: Any) -> str:
+    """Returns the qualified name of a Python function that is called; empty for another."""
+    code = getattr(getattr(tracer, "__func__", tracer), "__code__", None)
+    if code is None:
+        calls = (vars(kind)["__call__"] for kind in type(tracer).__mro__ if "__call__" in vars(kind))
+        code = getattr(next(calls, None), "__code__", None)
+    return str(getattr(code, "co_qualname", getattr(code, "co_name", "")))  # the former since Python 3.11

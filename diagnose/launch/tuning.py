@@ -113,6 +113,7 @@ class LiveTuning:
             diagnose=lambda first_step: OtherProcess(folder, first_step),
             watch=self._watch,
             check_numerics=_check_numerics,
+            time_passes=self._time_passes,
             tell=self._tell,
             stop=self.detach,
             look=self._look,
@@ -291,6 +292,12 @@ class LiveTuning:
         losses = self._losses.step_ended()
         self.loss.add(self._recorder.steps, losses)
         return losses
+
+    def _time_passes(self, job: Any, installed: Installed) -> tuple[int, int] | None:
+        from diagnose.actions import _shadow
+
+        with handlers_wait():
+            return _shadow.time_passes(job, installed.context(), self._synchronize)
 
     def _snapshot(self, job: Any) -> Snapshot:
         from diagnose.actions._snapshot import Snapshot

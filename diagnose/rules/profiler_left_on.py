@@ -6,13 +6,14 @@ from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Optimizer, Program
 from diagnose.core.series import NowAndThen
 from diagnose.core.settings import Settings
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import stretch_of
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at, lost_of, seen_in, share_of
 from diagnose.rules._now_and_then import (
     MEASURED_BOUNDS,
     in_some_steps,
@@ -49,6 +50,9 @@ GUESS = 0.25
 MOST = 0.8
 
 BOUNDS = (0.3, 1.8)
+
+SEEN_BOUNDS = (0.8, 1.5)
+"""Likewise where samples found the function at work: Python's call of it is found where it called from."""
 
 IN_SOME = in_some_steps("profiler", {Phase.FORWARD: 2e6, Phase.OTHER: 10e6})
 WIDE = Program(
@@ -88,6 +92,11 @@ class ProfilerLeftOn(Rule):
             settings=Settings(trace="cProfile", num_leaf_modules=100),
         ),
         profile(host=HostStats(profiler_share=0.25), series=IN_SOME),
+        profile(
+            host=HostStats(profiler_share=0.0),
+            settings=Settings(trace="__main__", trace_function="main"),
+            where=(at("path.append(code.co_name)", 0.1, phase=Phase.FORWARD),),
+        ),
     )
     silent_on = (
         profile(host=HostStats(profiler_share=0.1)),
@@ -108,12 +117,17 @@ class ProfilerLeftOn(Rule):
         is_torchs = share >= MIN_READINGS
         if not is_torchs and not trace:
             return None
-        costs = recording_ns(profile) if is_torchs else tracing_ns(profile)
-        lost = {phase: min(ns, MOST * profile.spent_ns(phase)) for phase, ns in costs.items()}
+        lines = () if is_torchs else traced_lines(profile)
+        if lines:
+            lost, bounds = lost_of(profile, lines), SEEN_BOUNDS
+        else:
+            costs, bounds = recording_ns(profile) if is_torchs else tracing_ns(profile), BOUNDS
+            lost = {phase: min(ns, MOST * profile.spent_ns(phase)) for phase, ns in costs.items()}
         total = sum(lost.values())
         if not total:
             return None
-        name, seen = trace, f"Python calls {trace} for every call or line of the training thread."
+        name = profile.settings.trace_function if lines else trace
+        seen = f"Python calls {name} for every call or line of the training thread."
         if is_torchs:
             name = "torch.profiler"
             seen = f"torch's profiler was on in {format_share(share)} of the readings."
@@ -121,14 +135,23 @@ class ProfilerLeftOn(Rule):
             rule=self.name,
             summary=f"{name} records the whole training",
             lost_ns={phase: ns for phase, ns in lost.items() if ns},
-            low_ns=BOUNDS[0] * total,
-            high_ns=BOUNDS[1] * total,
-            assumption="an operation is as many events as elsewhere, and each takes as long",
-            evidence=(seen, *extras(profile), f"It costs about {format_duration(total)} of each step."),
+            low_ns=bounds[0] * total,
+            high_ns=bounds[1] * total,
+            assumption="nothing but what it does itself is dearer for it"
+            if lines
+            else "an operation is as many events as elsewhere, and each takes as long",
+            evidence=(
+                seen,
+                *map(seen_in, lines[:1]),
+                *extras(profile),
+                f"It costs about {format_duration(total)} of each step.",
+            ),
             fix=f"Record a few steps with {name}, not all of them.",
             code="torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=2, active=5))"
             if is_torchs
             else "",
+            file=lines[0].file if lines else "",
+            line=lines[0].line if lines else 0,
         )
 
     def _in_some_steps(self, found: NowAndThen, profile: Profile) -> Finding:
@@ -177,6 +200,14 @@ def tracing_ns(profile: Profile) -> dict[Phase, float]:
         Phase.OPTIMIZER: stretch * TRACED_TENSOR_NS * looped_tensors(profile),
         Phase.DATA_WAIT: GUESS * profile.spent_ns(Phase.DATA_WAIT),
     }
+
+
+def traced_lines(profile: Profile) -> tuple[SourceLine, ...]:
+    """Returns the lines of the function that is called for every call or line; none where too few samples
+    found it."""
+    function = profile.settings.trace_function
+    lines = tuple(line for line in profile.where if line.function == function and not line.in_worker)
+    return lines if function and share_of(lines) else ()
 
 
 def looped_tensors(profile: Profile) -> int:

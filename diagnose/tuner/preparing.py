@@ -59,7 +59,7 @@ def prepared(
     Raises:
         CannotApply: If the action refuses, or the job would compute what the action may not change.
     """
-    with _watched(world, action):
+    with watched(world, action):
         if action.touches not in UNCHECKED:
             yield 1
         with spending.charged(world.clock):
@@ -76,13 +76,14 @@ def numerics_allow(world: World, installed: Installed, spending: Spending) -> Pl
     Raises:
         CannotApply: If they differ by more than the action may.
     """
-    with _watched(world, installed.action):
+    with watched(world, installed.action):
         if installed.action.touches not in UNCHECKED:
             yield 1
         return _compared(world, installed, spending)
 
 
-def _watched(world: World, action: Action) -> AbstractContextManager[None]:
+def watched(world: World, action: Action) -> AbstractContextManager[None]:
+    """While open, what passes beside the training need of a step is remembered."""
     return nullcontext() if action.touches in UNCHECKED else world.watch()
 
 

@@ -9,6 +9,7 @@ from diagnose.core.trial import Outcome, Trial
 from diagnose.tuner.agreement import together, until
 from diagnose.tuner.asking import LOOK_AGAIN_STEPS, Asking
 from diagnose.tuner.changes import Changes
+from diagnose.tuner.foresight import Foresight
 from diagnose.tuner.holding import Holding
 from diagnose.tuner.installed import alive
 from diagnose.tuner.orders import Orders
@@ -57,6 +58,7 @@ class Seeking:
         self._attempt: Attempt | None = None
         self._early: dict[str, Lead] = {}
         self._too_dear: set[str] = set()
+        self._foresight = Foresight(world, changes, course)
 
     def seek(self) -> Plan[None]:
         """Tries one action after the other, and asks the rules again where that may lead to more."""
@@ -65,7 +67,7 @@ class Seeking:
             self._come()
             kept = measured = False
             while not kept and (ahead := self._ahead()):
-                if not ahead[0].asked or ahead[0].lead.speedup < LITTLE:
+                if (not ahead[0].asked or ahead[0].lead.speedup < LITTLE) and not self._unseen(ahead):
                     yield from self._holding.confirm()  # what may take or wait for long must not delay it
                 if any(self._world.ranks.exchange("the budget of the run", self._is_used_up())):
                     break
@@ -77,6 +79,9 @@ class Seeking:
                     ahead = self._ahead()  # what is allowed may have changed
                 if not ahead:
                     break
+                if unseen := self._unseen(ahead):
+                    yield from self._foresee(unseen[0])
+                    continue
                 trial = yield from self._try(ahead[0])
                 kept, measured = trial.outcome is Outcome.KEPT, measured or trial.measured is not None
             if kept:
@@ -89,6 +94,19 @@ class Seeking:
                 break
             if not (yield from self._asking.again(next(later, None))):
                 break
+
+    def _unseen(self, ahead: list[Candidate]) -> list[Candidate]:
+        """Returns what is to be looked into before the first of these is tried."""
+        if ahead[0].lead.speedup >= LITTLE:
+            return []
+        return self._foresight.unseen(ahead, self._orders.policy)
+
+    def _foresee(self, candidate: Candidate) -> Plan[None]:
+        """Looks into what an action would win."""
+        refused = yield from self._foresight.look(candidate, self._asking.step_ns)
+        if refused is not None:
+            self.done.add(candidate.name)
+            self._tell(refused)
 
     def _is_any_left(self) -> bool:
         wanted = self._orders.policy.wanted
@@ -122,7 +140,8 @@ class Seeking:
         fresh = [lead for lead in found if set(in_force) <= set(lead.in_force)]
         named = {name for lead in fresh for name in lead.actions}
         early = [lead for name, lead in self._early.items() if lead.in_force and name not in named]
-        return candidates([*found, *early], self._world.actions, policy, self.done, in_force)
+        found = [*found, *early, *self._foresight.leads.values()]
+        return candidates(found, self._world.actions, policy, self.done, in_force)
 
     def _try(self, candidate: Candidate) -> Plan[Trial]:
         """Tries one action."""
@@ -166,6 +185,7 @@ class Seeking:
             return self.is_trained_again() or come
         if due:
             self._too_dear.clear()
+            self._foresight.forget()
             self.done -= self._changes.over  # another training may have begun
             self._changes.over.clear()
         return due or come

@@ -227,7 +227,8 @@ class Attempt:
         step_s = (self._usual_ns or since_ns) / NS_PER_S
         if not candidate.asked:
             window_s = max(candidate.action.window_steps * step_s, WINDOW_NS / NS_PER_S)
-            if left * step_s * (1 - 1 / GUESSED) < cost_s + 2 * MIN_PAIRS * window_s:
+            guessed = candidate.lead.speedup if candidate.lead.gain else GUESSED
+            if left * step_s * (1 - 1 / guessed) < cost_s + 2 * MIN_PAIRS * window_s:
                 raise CannotApply("what it could win in the rest of the run is less than a trial takes")
         if not cost_s:
             return

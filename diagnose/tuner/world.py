@@ -95,6 +95,8 @@ class World:
         diagnose: Begins to ask the rules about the steps from this one on. Called on rank 0 only.
         watch: While open, what a numerics check needs of a step is remembered.
         check_numerics: Compares what the job computes with an action and without.
+        time_passes: Times passes of the models beside the training: nanoseconds without an action and with
+            it; `None` where there can be none.
         tell: Writes down what happened: kind and details, JSON's types only.
         stop: Called when nothing is left to be done at step ends.
         look: Fills the job with what the loop uses now, where that was not done as tuning rested.
@@ -117,6 +119,7 @@ class World:
     check_numerics: Callable[[Job, Installed], Numerics]
     tell: Callable[[str, dict[str, Any]], None]
     stop: Callable[[], None]
+    time_passes: Callable[[Job, Installed], tuple[int, int] | None] = lambda job, installed: None
     look: Callable[[], None] = lambda: None
     clock: Callable[[], int] = perf_counter_ns
     synchronize: Callable[[], None] = lambda: None
