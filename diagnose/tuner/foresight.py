@@ -19,8 +19,8 @@ as fewer threads leave more to the loader's workers."""
 WON = (0.5, 1.3)
 """What is expected at least and at most, of what passes win: in a step other things run beside them."""
 
-LEAST_STEPS = 200
-"""With fewer steps left nothing is looked into: it takes the time of a dozen."""
+COST_STEPS = 12
+"""Looking into one setting takes about the time of so many steps, in which nothing is trained."""
 
 
 class Foresight:
@@ -69,10 +69,7 @@ class Foresight:
             Why it needs no trial; `None` if it may be tried.
         """
         self._seen.add(candidate.name)
-        left = self._world.job.steps_left()
-        if any(
-            self._world.ranks.exchange("the steps that are left", left is not None and left < LEAST_STEPS)
-        ):
+        if any(self._world.ranks.exchange("what foresight costs", self._is_too_dear(step_ns))):
             return None
         try:
             times = yield from self._times(candidate)
@@ -100,6 +97,11 @@ class Foresight:
                 rule=candidate.lead.rule, actions=(candidate.name,), gain=gain
             )
         return None
+
+    def _is_too_dear(self, step_ns: float) -> bool:
+        left, spending = self._world.job.steps_left(), self._course.spending
+        left_ns = None if left is None else left * step_ns
+        return not spending.affordable(self._world.clock(), left_ns, COST_STEPS * step_ns)
 
     def _times(self, candidate: Candidate) -> Plan[list[tuple[float, float]]]:
         """Returns the nanoseconds of a pass without the action and with it, with each of its settings; on

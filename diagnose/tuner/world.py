@@ -153,15 +153,17 @@ class Spending:
         finally:
             self.spent_ns += clock() - begun
 
-    def affordable(self, now_ns: int, left_ns: float | None = None) -> bool:
+    def affordable(self, now_ns: int, left_ns: float | None = None, cost_ns: float = 0.0) -> bool:
         """Whether another trial may be begun.
 
         Args:
             left_ns: What is left of the run; `None` where nobody knows.
+            cost_ns: What is known to be spent at once, besides.
         """
+        spent_ns = self.spent_ns + cost_ns
         if left_ns is not None:
-            return self.spent_ns <= BUDGET_SHARE * (now_ns - self.begun_ns + left_ns)
-        return self.spent_ns <= max(BUDGET_FLOOR_NS, BUDGET_SHARE * (now_ns - self.begun_ns))
+            return spent_ns <= BUDGET_SHARE * (now_ns - self.begun_ns + left_ns)
+        return spent_ns <= max(BUDGET_FLOOR_NS, BUDGET_SHARE * (now_ns - self.begun_ns))
 
 
 class Course:
