@@ -224,6 +224,8 @@ def _idiom(
     exchanges = roles.exchanges(stack) if between or phase is Phase.EVALUATION else ""
     if exchanges and not ACTS & set(idiom):
         idiom = (ENVIRONMENT,) if exchanges == ENVIRONMENT else (*idiom, ROLLOUT)
+    if phase is Phase.EVALUATION and not ACTS & set(idiom) and roles.writes_batch(stack):
+        idiom = (*idiom, ROLLOUT)
     says_how = set(idiom) <= (HOW if waits else HOW | {SYNC})
     if phase is Phase.OTHER and says_how and _scores(stack, roles, results):
         idiom = (METRIC,)

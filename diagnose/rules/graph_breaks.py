@@ -21,6 +21,10 @@ MOST_SHARE = 0.6
 """More of the model's time is never laid to breaks: what is computed remains."""
 
 
+ENTERED = "CompiledFunctionBackward"
+"""Node of a compiled graph: one for each that a pass enters. Of those of a loop that was given up at least
+every other one is there for a break."""
+
 NOT_FUSED = (0.3, 1.0, 1.3)
 """Of the time of elementwise operations that follow each other, what fusing them wins. A function that is
 not compiled at all loses this above all."""
@@ -34,12 +38,12 @@ def broken(num_breaks: int) -> Program:
     return Program(compiler=Compiler(num_compilations=1 + num_breaks, breaks=breaks))
 
 
-def given_up(num_pointwise: int) -> Program:
+def given_up(num_pointwise: int, entered: int = 0) -> Program:
     place = GraphBreak(reason="call to print", file="/home/me/model.py", line=12)
     chained = Work(num_ops=num_pointwise, num_bytes=1e5 * num_pointwise)
     product = Work(num_ops=1, flops=1e8)
     total = Work(num_ops=num_pointwise + 1, flops=product.flops, num_bytes=chained.num_bytes)
-    graph = Graph(num_nodes=60, total=total, pointwise=chained)
+    graph = Graph(num_nodes=60, total=total, pointwise=chained, names={ENTERED: entered})
     return Program(compiler=Compiler(num_compilations=1, skipped=(place,)), graph=graph)
 
 
@@ -66,11 +70,13 @@ class GraphBreaks(Rule):
         profile(step_ms=4, program=broken(4)),
         profile(step_ms=2, program=broken(1)),
         profile(step_ms=10, program=given_up(30)),
+        profile(step_ms=17, program=given_up(1, entered=33)),
     )
     silent_on = (
         profile(step_ms=100, program=broken(1)),
         profile(step_ms=1, program=broken(0)),
         profile(step_ms=10, program=given_up(1)),
+        profile(step_ms=17, program=given_up(1, entered=2)),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -79,10 +85,12 @@ class GraphBreaks(Rule):
     def check(self, profile: Profile) -> Finding | None:
         compiler = profile.program.compiler
         assert compiler is not None
-        places = (*compiler.skipped, *compiler.breaks)
+        places = tuple(dict.fromkeys((*compiler.skipped, *compiler.breaks)))
         num_breaks = len(compiler.breaks)
         whole = model_ns(profile)
         graph = profile.program.graph
+        entered = graph.names.get(ENTERED, 0) if graph and compiler.skipped else 0
+        num_times = max(num_breaks, entered / 2) * profile.steps.passes
         unfused_ns = (
             sum(of_work(profile, graph.pointwise, graph).values()) if graph and compiler.skipped else 0.0
         )
@@ -92,7 +100,7 @@ class GraphBreaks(Rule):
         )
         breaking_ns = share_of(lines) * profile.step_time_ns
         low, expected, high = (
-            min(num_breaks * cost + part * unfused_ns + breaking_ns, MOST_SHARE * whole)
+            min(num_times * cost + part * unfused_ns + breaking_ns, MOST_SHARE * whole)
             for cost, part in zip(COST_NS, NOT_FUSED, strict=True)
         )
         if not places or expected < WORTH_SHARE * profile.step_time_ns:
@@ -110,7 +118,7 @@ class GraphBreaks(Rule):
             high_ns=high,
             assumption=(
                 f"a break costs {format_duration(COST_NS[0])} to {format_duration(COST_NS[2])} each time"
-                if num_breaks
+                if num_times
                 else "compiled, elementwise operations that follow each other cost nothing"
             ),
             evidence=(
@@ -118,6 +126,7 @@ class GraphBreaks(Rule):
                     f"{found.file}:{found.line}: {found.reason}" if found.file else found.reason
                     for found in places[:3]
                 ),
+                *((f"Each pass enters {entered} compiled graphs.",) if entered else ()),
                 *((f"These lines take {format_ms(breaking_ns)} of each step.",) if breaking_ns else ()),
             ),
             fix="Take what breaks the graph out of the compiled function.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from diagnose.core.finding import Finding
@@ -34,6 +34,10 @@ TOGETHER = (
     " where a step takes less than a millisecond, as SyncVectorEnv does: telling another process takes a"
     " fifth of one. Else in processes of their own, as AsyncVectorEnv does."
 )
+WRITE = (
+    "Write for several steps in one call, and keep what attention needs of earlier words, a cache of keys"
+    " and values, so that each new word is computed once."
+)
 ENVIRONMENT, MODEL = "the environment", "choosing what to do"
 
 
@@ -42,14 +46,16 @@ class SlowRollout(Rule):
     ## What it means
     A reinforcement learner gets its data by acting: the model chooses an action, without gradients, and the
     environment's `step` answers. That happens on the training thread, one step after the other, and the
-    learning waits for it. It is no evaluation, and no data that could be prepared once.
+    learning waits for it. It is no evaluation, and no data that could be prepared once. So it is where a
+    language model writes, word by word, the texts that it is then trained on.
 
     ## What to do
     Step many environments at once and give the model their observations as one batch:
     `gymnasium.vector.SyncVectorEnv` steps them in turn, which is best where a step takes less than a
     millisecond; `AsyncVectorEnv` steps each in a process of its own, and telling that takes 0.2 ms. Write
     the environment in tensor or array operations on all copies, or use one that is. Or let actors collect
-    while the learner learns.
+    while the learner learns. A model that writes texts needs a cache of keys and values, and many texts in
+    one call.
 
     ## When it is wrong
     An environment that cannot be copied, such as a robot; an algorithm that must learn after each step.
@@ -69,6 +75,10 @@ class SlowRollout(Rule):
             data_wait_ms=50, where=(at("obs = env.step(a)", 0.5, "environment", phase=Phase.DATA_WAIT),)
         ),
         profile(other_ms=30, where=(at("obs = env.step(a)", 0.3, "environment"),)),
+        profile(
+            evaluation_ms=30,
+            where=(at("logits = model(rows)[:, -1]", 0.3, "rollout", phase=Phase.EVALUATION),),
+        ),
         profile(
             evaluation_ms=60,
             where=(
@@ -102,8 +112,10 @@ class SlowRollout(Rule):
         if calls is not None and (calls.free_rows or 0) >= AT_ONCE:
             lines = stepping
         share = share_of(lines)
-        if share < MIN_SHARE or not stepping:
+        if share < MIN_SHARE or not (stepping or lines):
             return None
+        if not stepping:
+            return self._writing(profile, lines, share)
         lost = lost_of(profile, lines)
         _, high = bounds(lost, lines)
         whole = sum(lost.values())
@@ -128,6 +140,25 @@ class SlowRollout(Rule):
             code=VECTORIZED if not vectors and by_gymnasium else "",
             file=stepping[0].file,
             line=stepping[0].line,
+        )
+
+    def _writing(self, profile: Profile, lines: Sequence[SourceLine], share: float) -> Finding:
+        """Returns the finding about a model that writes what it is trained on: nobody answers it."""
+        lost = lost_of(profile, lines)
+        whole = sum(lost.values())
+        return Finding(
+            rule=self.name,
+            summary=f"Writing what is trained on takes the model {format_share(share)} of each step,"
+            f" {format_ms(whole)}, in {named(lines[0])}",
+            lost_ns=lost,
+            low_ns=0.0,
+            high_ns=max(bounds(lost, lines)[1], whole),
+            assumption="the loop waits for no text; twice as many in one call take hardly longer",
+            evidence=tuple(f"{seen_in(line)}: {MODEL}." for line in lines[:MAX_LINES]),
+            fix_won_ns=WON * whole,
+            fix=WRITE,
+            file=lines[0].file,
+            line=lines[0].line,
         )
 
 

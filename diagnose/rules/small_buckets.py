@@ -16,6 +16,9 @@ from diagnose.rules.base import WORTH_SHARE, Rule
 MIN_TIMES_MORE = 3
 """Fewer buckets more than with the default hardly cost anything."""
 
+FIRST_BUCKET_BYTES = 2**20
+"""What DDP puts into the first bucket by itself."""
+
 PER_BUCKET_NS = {"nccl": 30_000.0, "gloo": 200_000.0}
 """What a reduction costs however small it is: launch, latency, and its own copy in and out."""
 
@@ -75,10 +78,12 @@ class SmallBuckets(Rule):
         profile(step_ms=50, program=buckets(60, 100_000, 100_000)),
         profile(step_ms=20, program=buckets(16, 1_000_000, 1_000_000)),
         profile(step_ms=100, host=CROWDED, program=buckets(40, 16_000, 10_000, calm_ns=1e6)),
+        profile(step_ms=15, host=CROWDED, program=buckets(4, 150_000, 50_000, calm_ns=1e6)),
     )
     silent_on = (
         profile(step_ms=50, program=buckets(16, 25 * 2**20, BUCKET_BYTES)),
         profile(step_ms=5000, program=buckets(16, 1_000_000, 1_000_000)),
+        profile(step_ms=15, host=CROWDED, program=buckets(4, 500_000, 500_000, calm_ns=1e6)),
         profile(step_ms=100, host=BESIDE_OTHERS, program=buckets(40, 16_000, 10_000, calm_ns=1e6)),
     )
 
@@ -88,7 +93,8 @@ class SmallBuckets(Rule):
     def check(self, profile: Profile) -> Finding | None:
         ddp = profile.program.ddp[0]
         num, cap = len(ddp.bucket_bytes), ddp.bucket_cap_bytes or BUCKET_BYTES
-        usual = 2 + sum(ddp.bucket_bytes) // BUCKET_BYTES
+        total_bytes = sum(ddp.bucket_bytes)
+        usual = 2 + total_bytes // BUCKET_BYTES if total_bytes > FIRST_BUCKET_BYTES else 1
         if cap >= BUCKET_BYTES or num < MIN_TIMES_MORE * usual:
             return None
         waiting = reduces_in(profile)

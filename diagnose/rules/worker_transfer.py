@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 
 from diagnose.core.finding import Finding
@@ -10,6 +11,7 @@ from diagnose.core.input import WorkerStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
+from diagnose.rules._lines import at
 from diagnose.rules._loader_calls import with_loader_arguments
 from diagnose.rules._supply import (
     DRAWN,
@@ -54,11 +56,12 @@ itself."""
 
 QUIET = 0.05
 """Part of the time that the training thread may want a CPU and have none: with more, that is what takes
-long. At a tenth two healthy jobs were accused."""
+long. At a tenth two healthy jobs were accused. Where the loop is seen to use a CPU meanwhile it unpacks."""
 
 
 PIECES = {"ready_batches": 2.6, "pieces": 180}
 ARRAYS = {"ready_batches": 2.6, "pieces": 29, "piped_bytes": 2_400_000}
+ASKS = at("batch = next(batches)", 0.2, phase=Phase.DATA_WAIT)
 BUSY = HostStats(cpus=2, process_cpus=1.0, runnable_share=0.07)
 
 
@@ -112,6 +115,14 @@ class WorkerTransfer(WorkerRule):
         fed_by(data_wait_ms=6, fetch_ms=30, send_ms=12, workers=PIECES),
         fed_by(data_wait_ms=9, fetch_ms=12, send_ms=5, workers=ARRAYS),
         fed_by(
+            data_wait_ms=20,
+            fetch_ms=30,
+            send_ms=6,
+            workers={"ready_batches": 1.9, "pieces": 34},
+            host=BUSY,
+            where=(replace(ASKS, off_cpu=0.55),),
+        ),
+        fed_by(
             data_wait_ms=10,
             gc_ms=14,
             fetch_ms=20,
@@ -135,6 +146,14 @@ class WorkerTransfer(WorkerRule):
         fed_by(data_wait_ms=9, fetch_ms=12, send_ms=5, workers={**ARRAYS, "ready_batches": 0.3}),
         fed_by(data_wait_ms=9, fetch_ms=12, send_ms=5, workers=ARRAYS, host=BUSY),
         fed_by(data_wait_ms=20, fetch_ms=1, workers={"ready_batches": 3.8}, stats={"drawing_ns": 19e6}),
+        fed_by(
+            data_wait_ms=20,
+            fetch_ms=30,
+            send_ms=6,
+            workers={"ready_batches": 1.9, "pieces": 34},
+            host=BUSY,
+            where=(replace(ASKS, off_cpu=0.9),),
+        ),
     )
 
     def check(self, profile: Profile) -> Finding | None:
@@ -201,8 +220,11 @@ def _slow(profile: Profile, supply: Supply, taken_ns: float) -> _Slow | None:
     evenly = (profile.input.burst_ns or 0.0) < EVENLY * supply.wait_ns
     quiet = (profile.host.runnable_share or 0.0) < QUIET
     unpacking = workers.ready_batches >= READY and evenly
-    if unpacking and quiet and (workers.piped_bytes or 0) >= MIN_PIPED_BYTES:
+    computing = unpacking and _on_cpu_share(profile) >= MIN_SHARE
+    if unpacking and (quiet or computing) and (workers.piped_bytes or 0) >= MIN_PIPED_BYTES:
         return _Slow.PIPED
+    if computing and not quiet and workers.pieces is not None and not _is_few(workers):
+        return _Slow.UNPACKED
     if unpacking and quiet and making_ns <= NEEDLESS * taken_ns:
         return _Slow.NEEDLESS
     # What workers take besides says nothing of this: finished batches wait for the loop.
@@ -213,6 +235,19 @@ def _slow(profile: Profile, supply: Supply, taken_ns: float) -> _Slow | None:
     if not (long or sending >= SENDING):
         return None
     return _Slow.UNPACKED if unpacking else _Slow.PACKED
+
+
+def _on_cpu_share(profile: Profile) -> float:
+    """Returns the part of the step in which the line that asks for batches uses a CPU: where they are
+    finished it unpacks them, whoever else wants the CPUs."""
+    asking = max(
+        (line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker),
+        key=lambda line: line.share,
+        default=None,
+    )
+    if asking is None or asking.off_cpu is None:
+        return 0.0
+    return asking.share * (1 - asking.off_cpu)
 
 
 def _lost_ns(slow: _Slow, supply: Supply, taken_ns: float) -> float:

@@ -15,25 +15,28 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.source.asides import called_aside, called_for
 from diagnose.source.batch_work import BatchWork
-from diagnose.source.calling import parameters_of
+from diagnose.source.calling import calls_in, calls_of, is_call, parameters_of
 from diagnose.source.dependencies import Dependencies, Found, own_code
 from diagnose.source.effects import Effects
 from diagnose.source.epochs import changes_of_data, epochs_in
 from diagnose.source.exchanges import Exchanges
-from diagnose.source.kinds import Definition
+from diagnose.source.kinds import Definition, Loop
 from diagnose.source.parts import Anchors, Part, of_weights, parts_of
 from diagnose.source.reads_writes import writes
 from diagnose.source.returned import first_items, items_of
 from diagnose.source.scores import Scores, links_of
 from diagnose.source.sites import Frame, Line, Sample, Site, Stack, by_place, callers_of, files_of, one_call
 from diagnose.source.sources import Sources
-from diagnose.source.statements import functions_of, header_lines, innermost_of
+from diagnose.source.statements import functions_of, header_lines, innermost_of, statements_of
 
 CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {"optimizer"}}
 """Kinds of the calls in which the time of a slot passes."""
 
 AFTER_FORWARD = SLOT_OF["gap_after_forward"]
 AFTER_BACKWARD = SLOT_OF["gap_after_backward"]
+
+DRAWS = {"argmax", "multinomial", "sample", "topk"}
+"""What chooses the next word of a text that a model writes."""
 
 OWN_TURNS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 """Functions that are a part of an expression. Since Python 3.12 only generators are functions."""
@@ -88,6 +91,7 @@ class Roles:
         self._effects = Effects(trees)
         self._scopes = {file: list(functions_of(tree)) for file, tree in trees.items()}
         self._lines_returned: dict[Line, set[int]] = {}
+        self._generating: dict[Line, bool] = {}
         parts = [
             part
             for file in by_file
@@ -221,6 +225,31 @@ class Roles:
         """Returns `ENVIRONMENT` if a stack is in what the loop's policy acts in, `ROLLOUT` if it chooses
         what to do there, or nothing."""
         return self._exchanges.serves(stack)
+
+    def writes_batch(self, stack: Stack) -> bool:
+        """Whether in a stack a model is asked without gradients for what the loop will train on, word by
+        word: by `generate`, or in a loop that draws what comes next, `torch.multinomial(probs, 1)`. What a
+        teacher or an encoder says of a batch is none."""
+        depth = self._depth(stack)
+        if depth is None or self._roles.get(stack[depth][:2]) is not Phase.DATA_WAIT:
+            return False
+        return any(self._generates(frame[:2], depth == i) for i, frame in enumerate(stack[: depth + 1]))
+
+    def _generates(self, line: Line, of_loop: bool) -> bool:
+        """Whether a line asks a model to `generate`, or, if it is not the training loop's, the function
+        around it draws in a loop."""
+        if line not in self._generating:
+            file, number = line
+            scopes = self._scopes.get(file, [])
+            function = scopes[innermost_of(scopes, number)] if scopes else None
+            found = list(statements_of(function)) if function is not None else []
+            drawing = [] if of_loop else [s for s in found if isinstance(s, Loop)]
+            here = [call for s in found if number in header_lines(s) for call in calls_of(s)]
+            inside = calls_in(*(each for loop in drawing for each in loop.body))
+            self._generating[line] = any(is_call(each, {"generate"}) for each in here) or any(
+                is_call(each, DRAWS) for each in inside
+            )
+        return self._generating[line]
 
     def results(self, stack: Stack) -> Reaching | None:
         """Returns what a model has computed that a stack may have to do with; `None` outside of the loop.
