@@ -32,6 +32,9 @@ from diagnose.gate.in_turns import KEEPS_FREED
 PAIRS = 5
 """Runs of each."""
 
+LONGER = 3
+"""They take so many times the steps that a script takes by itself."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -58,18 +61,19 @@ def row(script: Script, mend: Mend) -> tuple[str, ...]:
     with tempfile.TemporaryDirectory(prefix="alarms-") as folder:
         mended = Path(folder, script.path.name)
         mended.write_text(mend.of(script.path.read_text(encoding="utf-8")), encoding="utf-8")
-        pairs = [(step_ms(script.path), step_ms(mended)) for _ in range(PAIRS)]
+        longer = ("--steps", str(LONGER * script.steps)) if script.steps else ()
+        pairs = [(step_ms(script.path, *longer), step_ms(mended, *longer)) for _ in range(PAIRS)]
     won = [(before - after) / before for before, after in pairs]
     shares = (statistics.median(said), statistics.median(won), min(won), max(won))
     return script.path.stem, f"`{mend.rule}`", *(f"{share:.0%}" for share in shares)
 
 
-def step_ms(path: Path) -> float:
+def step_ms(path: Path, *arguments: str) -> float:
     """Runs a script; returns the mean time of its steps."""
     with tempfile.TemporaryDirectory(prefix="alarms-") as folder:
         times = Path(folder, "times")
         subprocess.run(
-            [sys.executable, str(CLOCKED), str(times), str(path)],
+            [sys.executable, str(CLOCKED), str(times), str(path), *arguments],
             cwd=folder,
             stdout=subprocess.DEVNULL,
             check=True,
