@@ -39,7 +39,7 @@ class ShowerNet(nn.Module):
 def simulate(count, seed):
     rng = np.random.default_rng(seed)
     energy = rng.exponential(1.0, (count, 1))
-    axis = rng.normal(0, 0.3, (count, 3)) + [0, 0, 1]
+    axis = rng.normal(0, 0.15, (count, 3)) + [0, 0, 1]
     axis /= np.sqrt(np.square(axis).sum(1, keepdims=True))
     place = rng.normal(0, 1, (count, HITS, 2)) * (1 + 0.3 * energy[:, None])
     delay = -(place * axis[:, None, :2]).sum(2) / axis[:, 2:] + 0.02 * rng.normal(0, 1, (count, HITS))
@@ -58,7 +58,7 @@ def shares(events, favour):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--events", type=int, default=224, help="in a step, of both ranks")
+    parser.add_argument("--events", type=int, default=160, help="in a step, of both ranks")
     parser.add_argument(
         "--favour", type=int, default=0, help="events that the second rank takes off the first"
     )
