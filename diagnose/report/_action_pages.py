@@ -25,7 +25,8 @@ MEANING = {
 
 INTRODUCTION = """
 `diagnose run --tune train.py` diagnoses the running job, tries the fixes that the findings name, one
-after the other, and the few that only a trial can judge. It measures each on the job itself: neighbouring
+after the other, and the few that only a trial can judge; of those that change how the model computes a few
+passes beside the training tell first what they would win. It measures each on the job itself: neighbouring
 windows of steps with the fix and without, in turn (A B B A), until a t interval on the ratios of the pairs
 tells. What is faster stays in force; everything else is undone and checked to be undone. In the end all
 kept fixes together are measured on against off: that is the number to believe. Every step of a trial is a
