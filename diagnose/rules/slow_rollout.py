@@ -77,6 +77,7 @@ class SlowRollout(Rule):
         profile(other_ms=30, where=(at("obs = env.step(a)", 0.3, "environment"),)),
         profile(
             evaluation_ms=30,
+            program=Program(calls=Calls(num_steps=5, free=2.0, free_rows=64)),
             where=(at("logits = model(rows)[:, -1]", 0.3, "rollout", phase=Phase.EVALUATION),),
         ),
         profile(
@@ -109,10 +110,10 @@ class SlowRollout(Rule):
         lines = rollouts(profile)
         stepping = tuple(line for line in lines if "environment" in line.idiom)
         calls = profile.program.calls
-        if calls is not None and (calls.free_rows or 0) >= AT_ONCE:
+        if stepping and calls is not None and (calls.free_rows or 0) >= AT_ONCE:
             lines = stepping
         share = share_of(lines)
-        if share < MIN_SHARE or not (stepping or lines):
+        if share < MIN_SHARE:
             return None
         if not stepping:
             return self._writing(profile, lines, share)
