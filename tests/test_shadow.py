@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,10 +15,9 @@ from torch import nn
 
 from diagnose.actions import _shadow_step
 from diagnose.actions._judge import Verdict
-from diagnose.actions._shadow import compare_gradients, compare_update, time_passes
+from diagnose.actions._shadow import compare_gradients, compare_update
 from diagnose.actions._shadow_step import computes_in_tf32
 from diagnose.actions._watch import watched
-from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from tests.checked_training import (
@@ -387,53 +385,3 @@ def test_an_optimizer_that_is_not_torchs_own_is_left_alone() -> None:
     model = nn.Linear(2, 2)
     verdict = compare_update(Job(optimizers=[Own(model.parameters())]), nullcontext(), EXACT)
     assert not verdict.checked and "Own" in verdict.reason
-
-
-# -- what passes take
-
-
-@contextmanager
-def slowed(job: Job, model: Any, seconds: float) -> Iterator[None]:
-    """A change that makes each call so much slower."""
-
-    def sleep(call: Any, args: Any, kwargs: Any) -> Any:
-        time.sleep(seconds)
-        return call(*args, **kwargs)
-
-    with route(job, model, sleep):
-        yield
-
-
-@MODELS
-def test_passes_are_timed_with_a_change_and_without_and_training_does_not_notice(kind: Any) -> None:
-    training, other = (trained(kind, dropout=0.1) for _ in range(2))
-    torch.manual_seed(1)
-    with watched(training.job):
-        training.step()
-        timed = time_passes(training.job, slowed(training.job, training.model, 0.05), lambda: None)
-        training.step()
-    torch.manual_seed(1)
-    with watched(other.job):
-        other.step()
-        other.step()
-    assert timed is not None
-    without_ns, with_ns = timed
-    assert 0 < without_ns < with_ns
-    assert with_ns - without_ns == pytest.approx(50e6, abs=20e6)
-    assert training.losses == other.losses
-
-
-def test_passes_that_cannot_be_made_tell_nothing_and_a_refusal_is_one() -> None:
-    training = trained(ConvNet)
-    training.model.eval()
-    assert time_passes(training.job, nullcontext(), lambda: None) is None
-    training.model.train()
-    assert time_passes(Job(), nullcontext(), lambda: None) is None
-
-    @contextmanager
-    def refusing() -> Iterator[None]:
-        raise CannotApply("not now")
-        yield
-
-    with pytest.raises(CannotApply, match="not now"):
-        time_passes(training.job, refusing(), lambda: None)
