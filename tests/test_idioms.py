@@ -177,6 +177,7 @@ def test_a_line_whose_time_is_a_packages_training_does_nothing_else() -> None:
         ("clip_grad_norm_(model.parameters(), 1.0, foreach=False)", (CLIP,)),
         ("accuracy.update(out, labels)", (METRIC,)),
         ("torch.save(picture.clone(), path)", (SAVE,)),
+        ("os.replace(fresh, path)", (SAVE,)),
         ("hits = (out.argmax(1) == labels).float().mean()", (METRIC,)),
         ("score = f1_score(labels, predicted)", (METRIC,)),
         ("self.errors.update(found, true)", (METRIC,)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diagnose.core.phases import Phase
-from tests.sampled_script import AFTER_DATA_WAIT, AFTER_FORWARD, AFTER_OPTIMIZER, Script
+from tests.sampled_script import AFTER_DATA_WAIT, AFTER_FORWARD, AFTER_OPTIMIZER, PASSES, Script
 
 APPENDED = Script(
     """
@@ -172,3 +172,25 @@ def test_what_is_returned_beside_a_call_is_no_part_of_its_batch_if_another_model
     assert ACTOR_AND_CRITIC.phase("probs = ", slot=AFTER_FORWARD) is Phase.FORWARD
     assert ACTOR_AND_CRITIC.phase("action = probs", slot=AFTER_FORWARD) is Phase.FORWARD
     assert ACTOR_AND_CRITIC.phase("x = normalize", slot=AFTER_OPTIMIZER) is Phase.DATA_WAIT
+
+
+OF_A_LIST_OF_WEIGHTS = Script(
+    """
+    def flow(weights, x):
+        near = linear(x, weights["near"])
+        return relu(near)
+
+    left = 100
+    while left > 0:
+        pick = randint(len(rows), (64,))
+        loss = (flow(weights, rows[pick]) - wanted[pick]).square().mean()
+        loss.backward()
+        optimizer.step()
+        left -= 1
+    """,
+    PASSES,
+)
+
+
+def test_where_nobody_sees_a_batch_what_makes_the_loss_is_all_of_the_forward_pass():
+    assert OF_A_LIST_OF_WEIGHTS.phase("near = ", "loss = ", slot=AFTER_OPTIMIZER) is Phase.FORWARD

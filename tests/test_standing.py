@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from diagnose.analysis.profile import load_profile
-from diagnose.analysis.standing import MAX_RUNNABLE, with_waits
+from diagnose.analysis.standing import LEAST_SEEN_NS, MAX_RUNNABLE, with_waits
 from diagnose.core.host import HostStats, PythonThread
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
@@ -25,10 +25,10 @@ QUIET = HostStats(runnable_share=0.05, read_bytes_per_s=0.0)
 LINE = SourceLine(phase=Phase.OTHER, file=FILE, line=7, function="main", share=0.3, between=0.3)
 
 
-def log_of(off_cpu: float, device: str = "cpu") -> RankLog:
+def log_of(off_cpu: float, device: str = "cpu", seen_ns: int = 2 * LEAST_SEEN_NS) -> RankLog:
     standing = [
-        ((NOBODY, FRAME), 600, int(600 * off_cpu)),
-        ((NOBODY, FRAME, FRAME), 400, int(400 * off_cpu)),
+        ((NOBODY, FRAME), seen_ns // 2, int(seen_ns // 2 * off_cpu)),
+        ((NOBODY, FRAME, FRAME), seen_ns // 2, int(seen_ns // 2 * off_cpu)),
     ]
     return RankLog(
         path=Path("rank"), meta={"device": device}, steps=np.empty((0, len(COLUMNS))), standing=standing
@@ -39,6 +39,12 @@ def test_a_line_that_uses_no_cpu_waits_whatever_it_calls():
     (line,) = with_waits([replace(LINE, idiom=("python-loop",))], log_of(0.95), QUIET)
     assert line.off_cpu == pytest.approx(0.95)
     assert line.idiom == ("wait",)
+
+
+def test_a_line_that_was_hardly_seen_to_stand_does_not_wait():
+    (line,) = with_waits([LINE], log_of(0.95, seen_ns=LEAST_SEEN_NS // 2), QUIET)
+    assert line.off_cpu is None
+    assert line.idiom == ()
 
 
 @pytest.mark.parametrize("share, via", [(0.3, ""), (0.06, "redis/client.py:9 get")])
@@ -101,9 +107,9 @@ def look_up(seconds):
     {}
 
 def count(seconds):
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
+    total = 0
+    for i in range(int(seconds * 1e7)):
+        total += i * i
 
 model = torch.nn.Linear(64, 64)
 opt = torch.optim.SGD(model.parameters(), 0.1)

@@ -15,6 +15,7 @@ from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.gaps import placed_samples
 from diagnose.analysis.helpers import Helpers, LineKey, as_part
 from diagnose.analysis.long_steps import LongSteps
+from diagnose.analysis.writing import Writing
 from diagnose.core.ledger import COMMUNICATION, COUNTS, FIRST_GAP, FORWARD, HOOKED
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
@@ -162,6 +163,7 @@ def _seen(
     """Counts the samples, by what they were seen in. Arguments as of `source_lines`."""
     waits = log.meta.get("device", "cpu") != "cpu"
     seen, results = Seen(Helpers(waits=waits)), Results(places)
+    writing = Writing(log.writing, roles)
     long_steps = LongSteps(rows, by_device=bool(log.meta.get(BY_DEVICE)))
     for slot, place, (library, *stack), weight_ns in placed_samples(log, warmup):
         seen.by_slot[slot] += weight_ns
@@ -173,6 +175,8 @@ def _seen(
         phase = HOOKED[slot] if slot < FIRST_GAP else roles.phase(stack, slot)
         key = (phase, stack[0])
         idiom = _idiom(stack, named(library), slot, phase, roles, idioms, results, waits=waits)
+        written = writing.purpose(stack) if phase is Phase.OTHER and set(idiom) <= HOW | {SYNC} else ""
+        idiom = (written,) if written else idiom
         if key not in seen.lines:
             seen.lines[key] = SeenLine(idioms.every(stack))
         line = seen.lines[key]

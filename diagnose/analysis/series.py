@@ -55,6 +55,13 @@ USUAL_QUANTILE = 0.25
 """A quarter's level: what disturbs a run makes steps longer and never shorter, so the lower part of them
 moves least."""
 
+RARE_PHASES = (Phase.CHECKPOINT, Phase.EVALUATION, Phase.GC, Phase.COMPILE)
+"""What these do they do now and then, and not for the steps in between."""
+
+MIN_PRESENT = 0.1
+"""What is far longer in this part of the steps is of steps that are made in groups: experience is gathered
+for four updates. Whether it grows, those steps alone tell."""
+
 MIN_REST = 0.1
 """A rest of the step that takes less than this part of a phase tells nothing of the machine."""
 
@@ -81,11 +88,13 @@ def summarize_series(phases: Mapping[Phase, Vector], tokens: Vector | None = Non
         usual, spikes = find_spikes(times, step_ns)
         median[phase] = usual
         spike_ns[phase] = float((times[spikes] - usual).sum()) / count
-        spike_share[phase] = float(spikes.mean())
+        spike_share[phase] = share = float(spikes.mean())
         found = find_period(np.flatnonzero(spikes))
         if found is not None:
             period[phase] = found
         drift[phase] = find_drift(times[~spikes], rest=(total - times)[~spikes])
+        if not drift[phase] and phase not in RARE_PHASES and share >= MIN_PRESENT:
+            drift[phase] = share * find_drift(times[spikes], rest=(total - times)[spikes])
     return Series(
         median_ns=median,
         spike_ns=spike_ns,

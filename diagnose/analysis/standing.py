@@ -22,6 +22,10 @@ STANDS = 0.8
 """Part of a line's time without a CPU from which on it waits. What computes has one for more than half of
 its time even beside as many busy processes as there are CPUs."""
 
+LEAST_SEEN_NS = 20_000_000
+"""So long a line must have been seen to stand, in all: what two samples tell may be chance. A parallel
+operation stood off the CPU for 79 % of 5 ms."""
+
 MAX_RUNNABLE = 0.2
 """Where the thread stands in line for a CPU for more of its time, a line without one need not wait for
 anything else."""
@@ -93,4 +97,4 @@ def _off_cpu(log: RankLog) -> dict[Frame, float]:
         if stack:
             passed[stack[0]] += passed_ns
             off[stack[0]] += off_ns
-    return {line: off[line] / ns for line, ns in passed.items() if ns}
+    return {line: off[line] / ns for line, ns in passed.items() if ns >= LEAST_SEEN_NS}

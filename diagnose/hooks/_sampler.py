@@ -25,6 +25,7 @@ from typing import Any
 
 from diagnose.hooks._frames import user_stack
 from diagnose.hooks._recorder import Recorder
+from diagnose.hooks._writes import Writes
 
 SIGNAL = getattr(signal, "SIGURG", None)
 
@@ -96,6 +97,7 @@ class Sampler:
         stood: Stack, nanoseconds since the sample before, and those in which the thread used no CPU, where
             it stood at the same place then, in the same step; or in a call that outlasted several ticks,
             from the first of them on. The flusher takes them.
+        writes: Which stacks write to gradients, or to copies of the weights. The flusher takes them.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -112,6 +114,7 @@ class Sampler:
         self._cpu_ns = 0
         self._place: tuple[tuple[int, ...], int] = ((), 0)
         self.stood: deque[tuple[tuple[int, ...], int, int]] = deque(maxlen=MOST_STOOD)
+        self.writes = Writes(recorder)
         self._previous_handler: Any = None
         self._libc: Any = None
 
@@ -145,6 +148,7 @@ class Sampler:
         self._previous_handler = signal.signal(SIGNAL, self._handle)
         signal.siginterrupt(SIGNAL, False)
         self._timer = timer
+        self._recorder.looks.inspections.append(self.writes.begin)
         self._started_ns = self._charged_ns = self._taken_ns = monotonic_ns()
         self._cpu_ns = thread_time_ns()
         self.vary()
@@ -236,6 +240,7 @@ class Sampler:
         recorder = self._recorder
         key = user_stack(recorder.current, frame)
         recorder.log.sampled.append((tick_ns, weight_ns, ticks, key))
+        self.writes.look(key[0], key[1:])
         now, cpu_ns = monotonic_ns(), thread_time_ns()
         passed_ns, used_ns = now - self._taken_ns, cpu_ns - self._cpu_ns
         self._taken_ns, self._cpu_ns = now, cpu_ns

@@ -163,7 +163,7 @@ class Flusher:
             self._writer = Writer(self._folder, rank, restart)
             self._writer.set_meta({**_facts(self._writer.journal), "rank": rank, "world_size": world_size})
         writer = self._writer
-        self._take_records(writer)
+        self._take_records(writer, last=last)
         if last or len(recorder.met.sites) != self._sites:
             self._sites = len(recorder.met.sites)
             writer.add_sites(_resolved_sites(dict(recorder.met.sites)))
@@ -190,7 +190,7 @@ class Flusher:
         else:
             writer.commit()
 
-    def _take_records(self, writer: Any) -> None:
+    def _take_records(self, writer: Any, *, last: bool) -> None:
         """Takes what the hooks have left in queues."""
         from diagnose.hooks import _worker
 
@@ -204,6 +204,8 @@ class Flusher:
             writer.add_samples(step, [(code, _worker.frames(stack), ns) for _, code, stack, ns in samples])
         for stack, ns, off_ns in self._sampler.take_stood():
             writer.add_standing(_worker.frames(stack), ns, off_ns)
+        looked = self._sampler.writes.take(last=last)
+        writer.set_writing((_worker.frames(stack), *counts) for stack, *counts in looked)
         writer.add_events(_emptied(recorder.events))
 
     def _state_now(self, last: bool) -> dict[str, Any]:

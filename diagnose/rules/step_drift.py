@@ -57,6 +57,7 @@ class StepDrift(Rule):
     explains = (
         "blocking-call",
         "checkpoint-stall",
+        "epoch-boundary-stall",
         "frequent-evaluation",
         "gc-pauses",
         "host-sync",

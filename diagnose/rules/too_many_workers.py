@@ -6,11 +6,13 @@ from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
+from diagnose.rules._cpus import delayed_share
 from diagnose.rules._loader_calls import applicable, with_loader_arguments
 from diagnose.rules._phases import LOOP, shared
 from diagnose.rules._supply import (
     MIN_SHARE,
     supply_of,
+    taken_ns,
 )
 from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
@@ -88,6 +90,12 @@ class TooManyWorkers(Rule):
         least_ns = max(supply.own_cpu_ns, supply.worker_cpu_ns / fewer, used_ns / left)
         delay_ns = min(host.runnable_share * profile.step_time_ns, own_ns)
         lost_ns = min(delay_ns, step_ns - least_ns)
+        assumption = f"{fewer} workers make the batches, and the CPUs are shared with nobody else"
+        if supply.beside_a_team and supply.loader.iterable:
+            num_workers = supply.loader.num_workers
+            lost_ns = taken_ns(supply, delayed_share(host), usable) * (1 - fewer / num_workers)
+            delay_ns = max(delay_ns, lost_ns)
+            assumption = f"each worker makes all of the stream, as most do, and {fewer} of them keeps up"
         if not own_ns or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
@@ -97,7 +105,7 @@ class TooManyWorkers(Rule):
             lost_ns=shared(profile, lost_ns),
             low_ns=0.3 * lost_ns,
             high_ns=delay_ns,
-            assumption=f"{fewer} workers make the batches, and the CPUs are shared with nobody else",
+            assumption=assumption,
             evidence=(
                 f"num_workers={supply.loader.num_workers}, and there are {usable:g} CPUs for the process.",
                 f"They and the training process use {used_ns / step_ns:.1f} CPUs,"

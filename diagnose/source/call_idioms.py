@@ -11,6 +11,7 @@ from diagnose.source.calling import called_in, callee, calls_of, given_to, is_ca
 from diagnose.source.copied_weights import copies_weights
 from diagnose.source.files import (
     DUMPERS,
+    RENAMERS,
     SAVERS,
     STATE_FILES,
     WRITERS,
@@ -169,6 +170,7 @@ def of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: b
     method = base not in ("", "self")  # a function of the script's own is told by its lines
     saves = (
         source in SAVERS
+        or source in RENAMERS
         or name in ("copyfile", "copytree", "copy2")
         or (name in SAVES and method)
         or (name == "save_file" and ("safetensors" in base or (not base and name in place.imported)))

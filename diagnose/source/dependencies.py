@@ -295,6 +295,8 @@ def own_code(part: Part, found: Found) -> dict[int, set[str]]:
     or of a model, `weight_at(step)` in `loss = loss * weight_at(step)`, or nothing of a model and work on
     the batch in Python: `weights_of(x)`, which begins with `rows = x.tolist()`."""
     batch = [s for s in part.statements if found.roles.get(s.lineno) is Phase.DATA_WAIT]
+    if not (batch or part.models or part.asks):
+        return {}  # of what the loss is made nothing is known, `loss = flow(weights, x[rows])`
     outside = part.from_outside(set().union(*part.reads.values()))
     told = set().union(*part.derived([*part.models, *part.asks, *batch]).values(), outside) - COUNTERS
     data = found.batch.union(*(part.writes[id(s)] for s in (*part.asks, *batch)))

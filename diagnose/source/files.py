@@ -22,6 +22,9 @@ SAVERS: Mapping[tuple[str, str], int | None] = {
 """Package and name of what saves state, and which of its arguments is the file; `None` where it returns
 what will be written."""
 
+RENAMERS = {("os", "replace"), ("os", "rename"), ("shutil", "move")}
+"""What puts a file, written beside the last one, in its place: that may wait for the disk."""
+
 DUMPERS = {"json", "csv", "yaml", "msgpack", "orjson"}
 """Packages that make text of records."""
 

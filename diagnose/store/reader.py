@@ -49,6 +49,9 @@ class RankLog:
         workers: Running totals of each DataLoader worker.
         vitals: Time, step, and the operating system's running totals at that time, in order.
         worker_samples: Stack and nanoseconds, of all workers together.
+        standing: Stack, nanoseconds between two samples in it, and those of them without a CPU.
+        writing: Stack, how often it was looked at, and how often in the midst of writing to gradients, and
+            to copies of the weights.
         meetings: int64 of shape `(passes, 2)`: when this rank's gradients of a backward pass were there,
             and when those of all ranks were, by `time.perf_counter_ns`. Empty where nothing was reduced.
         sources: Texts of the source files that were seen while it trained, as they were then, by name.
@@ -68,6 +71,7 @@ class RankLog:
     vitals: list[tuple[int, int, dict[str, int]]] = field(default_factory=list)
     worker_samples: list[tuple[tuple[Frame, ...], int]] = field(default_factory=list)
     standing: list[tuple[tuple[Frame, ...], int, int]] = field(default_factory=list)
+    writing: list[tuple[tuple[Frame, ...], int, int, int]] = field(default_factory=list)
     meetings: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -138,6 +142,9 @@ def read_rank(path: Path, *, brief_from: int | None = None) -> RankLog:
             standing=[]
             if is_brief
             else tables.later_rows("SELECT stack, passed_ns, off_cpu_ns FROM standing", stacked),
+            writing=[]
+            if is_brief
+            else tables.later_rows("SELECT stack, looks, gradients, copies FROM writing", stacked),
             meetings=_meetings(tables),
             sources=dict(tables.later_rows("SELECT file, text FROM sources", _source)),
             notes=tables.notes,

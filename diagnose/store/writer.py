@@ -8,6 +8,7 @@ import linecache
 import os
 import sqlite3
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -122,6 +123,17 @@ class Writer:
             "INSERT INTO standing VALUES (?, ?, ?) ON CONFLICT (stack) DO UPDATE SET "
             "passed_ns = passed_ns + excluded.passed_ns, off_cpu_ns = off_cpu_ns + excluded.off_cpu_ns",
             (self._stack(frames), passed_ns, off_cpu_ns),
+        )
+
+    def set_writing(self, rows: Iterable[tuple[Frames, int, int, int]]) -> None:
+        """Replaces how often stacks were looked at, and how often in the midst of writing to gradients, and
+        to copies of the weights. Nothing is replaced by nothing."""
+        counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        for frames, *seen in rows:
+            counts[self._stack(frames)].update(dict(enumerate(seen)))
+        self._db.executemany(
+            "INSERT OR REPLACE INTO writing VALUES (?, ?, ?, ?)",
+            [(stack, *(told[kind] for kind in range(3))) for stack, told in counts.items()],
         )
 
     def add_sites(self, sites: Iterable[tuple[str, str, int, str, int]]) -> None:
