@@ -59,8 +59,8 @@ RARE_PHASES = (Phase.CHECKPOINT, Phase.EVALUATION, Phase.GC, Phase.COMPILE)
 """What these do they do now and then, and not for the steps in between."""
 
 MIN_PRESENT = 0.1
-"""What is far longer in this part of the steps is of steps that are made in groups: experience is gathered
-for four updates. Whether it grows, those steps alone tell."""
+"""What is far longer in this part of the steps, at a regular interval, is of steps that are made in groups:
+experience is gathered for four updates. Whether it grows, those steps alone tell."""
 
 MIN_REST = 0.1
 """A rest of the step that takes less than this part of a phase tells nothing of the machine."""
@@ -93,7 +93,7 @@ def summarize_series(phases: Mapping[Phase, Vector], tokens: Vector | None = Non
         if found is not None:
             period[phase] = found
         drift[phase] = find_drift(times[~spikes], rest=(total - times)[~spikes])
-        if not drift[phase] and phase not in RARE_PHASES and share >= MIN_PRESENT:
+        if not drift[phase] and found and share >= MIN_PRESENT and phase not in RARE_PHASES:
             drift[phase] = share * find_drift(times[spikes], rest=(total - times)[spikes])
     return Series(
         median_ns=median,
