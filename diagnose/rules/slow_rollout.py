@@ -22,7 +22,9 @@ WON = 0.5
 where there are CPUs for them."""
 
 AT_ONCE = 8
-"""Where the model acts for so many environments in one call, or more, it has what stepping several wins."""
+MIN_TOGETHER = 0.15
+"""Where the model acts for so many environments in one call, or more, it has what stepping several wins:
+only the time of the environments themselves counts then, from more on."""
 
 MAX_LINES = 3
 VECTORIZED = "envs = gymnasium.vector.SyncVectorEnv([make_env] * 8)"
@@ -97,7 +99,7 @@ class SlowRollout(Rule):
             evaluation_ms=30,
             program=Program(calls=Calls(num_steps=5, free=2.0, free_rows=64)),
             where=(
-                at("reward = envs.step(a)", 0.08, "environment", phase=Phase.EVALUATION),
+                at("reward = envs.step(a)", 0.12, "environment", phase=Phase.EVALUATION),
                 at("a = policy(obs).sample()", 0.2, "rollout", phase=Phase.EVALUATION),
             ),
         ),
@@ -110,10 +112,11 @@ class SlowRollout(Rule):
         lines = rollouts(profile)
         stepping = tuple(line for line in lines if "environment" in line.idiom)
         calls = profile.program.calls
-        if stepping and calls is not None and (calls.free_rows or 0) >= AT_ONCE:
+        together = stepping and calls is not None and (calls.free_rows or 0) >= AT_ONCE
+        if together:
             lines = stepping
         share = share_of(lines)
-        if share < MIN_SHARE:
+        if share < (MIN_TOGETHER if together else MIN_SHARE):
             return None
         if not stepping:
             return self._writing(profile, lines, share)
