@@ -59,7 +59,9 @@ class Museum:
         self.rng = np.random.default_rng(seed)
         self.shapes = (self.rng.random((SIGNS, SIDE, SIDE)) < 0.15).astype(np.float32)
         self.sign = self.rng.integers(0, SIGNS, 4000)
-        self.photos = self.shapes[self.sign] + 0.2 * self.rng.standard_normal((4000, SIDE, SIDE), dtype=np.float32)
+        self.photos = self.shapes[self.sign] + 0.2 * self.rng.standard_normal(
+            (4000, SIDE, SIDE), dtype=np.float32
+        )
         self.night = self.rng.integers(7, 36, 5000).cumsum()
 
     def scratch(self, images, scratches):
@@ -96,8 +98,12 @@ def main():
     parser.add_argument("--count", type=int, default=224, help="photographs in a step")
     parser.add_argument("--encoder-depth", type=int, default=6)
     parser.add_argument("--open-encoder", action="store_true", help="leave the encoder as it was delivered")
-    parser.add_argument("--scratches", type=int, default=0, help="scratches to put on each box of photographs")
-    parser.add_argument("--ponder", type=int, default=0, help="further rounds for signs that are hard to settle on")
+    parser.add_argument(
+        "--scratches", type=int, default=0, help="scratches to put on each box of photographs"
+    )
+    parser.add_argument(
+        "--ponder", type=int, default=0, help="further rounds for signs that are hard to settle on"
+    )
     args = parser.parse_args()
 
     encoder, memory, optimizer = build(args)

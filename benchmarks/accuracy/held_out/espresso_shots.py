@@ -66,7 +66,10 @@ class Archive:
 
     def keep(self, model, optimizer, step):
         buffer = io.BytesIO()
-        torch.save({"model": model.state_dict(), "optim": optimizer.state_dict(), "old": self.old, "step": step}, buffer)
+        torch.save(
+            {"model": model.state_dict(), "optim": optimizer.state_dict(), "old": self.old, "step": step},
+            buffer,
+        )
         content = buffer.getvalue()
         self.file.write_bytes(content)
         self.file.with_suffix(".sum").write_text(hashlib.sha256(content).hexdigest())
@@ -75,7 +78,9 @@ class Archive:
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--notes", type=int, default=0, help="lines of the machine's book that come with a shot")
+    parser.add_argument(
+        "--notes", type=int, default=0, help="lines of the machine's book that come with a shot"
+    )
     parser.add_argument("--roasters", type=int, default=0, help="thousands of old shots in the archive")
     args = parser.parse_args()
 
@@ -106,7 +111,9 @@ def main():
             if step % 50 == 0:
                 worst = int((scores.argmax(1) - grades).abs().argmax())
                 said = notes[worst][-1] if notes[worst] else "nothing"
-                print(f"shot {step * batch}: loss {loss.item():.3f}; before the worst, the machine noted {said}")
+                print(
+                    f"shot {step * batch}: loss {loss.item():.3f}; before the worst, the machine noted {said}"
+                )
 
 
 if __name__ == "__main__":

@@ -107,7 +107,9 @@ def live_through(houses, agent, memory, tryouts):
     for _ in range(tryouts):
         action, _ = agent.sample(senses)
         action = action.numpy()
-        comfort = houses.foresee(action)[3] + 0.1 * agent.judge(senses, torch.from_numpy(action))[0][:, 0].numpy()
+        comfort = (
+            houses.foresee(action)[3] + 0.1 * agent.judge(senses, torch.from_numpy(action))[0][:, 0].numpy()
+        )
         if hopes is None:
             hopes, best = comfort, action
             continue
@@ -170,8 +172,12 @@ def main():
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=384)
     parser.add_argument("--width", type=int, default=160)
-    parser.add_argument("--tryouts", type=int, default=0, help="settings that are thought through before one is set")
-    parser.add_argument("--knots", type=int, default=0, help="hundreds of knots of the curve, instead of a cosine")
+    parser.add_argument(
+        "--tryouts", type=int, default=0, help="settings that are thought through before one is set"
+    )
+    parser.add_argument(
+        "--knots", type=int, default=0, help="hundreds of knots of the curve, instead of a cosine"
+    )
     args = parser.parse_args()
 
     torch.manual_seed(21)

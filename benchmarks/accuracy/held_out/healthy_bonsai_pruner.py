@@ -29,7 +29,9 @@ class Garden:
 class Pruner(nn.Module):
     def __init__(self, width=256):
         super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(2 * BRANCHES, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        self.trunk = nn.Sequential(
+            nn.Linear(2 * BRANCHES, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()
+        )
         self.choose = nn.Linear(width, BRANCHES)
         self.value = nn.Linear(width, 1)
 

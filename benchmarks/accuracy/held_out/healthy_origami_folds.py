@@ -40,7 +40,9 @@ class ByLength(Sampler):
             order = random.sample(range(len(self.lengths)), len(self.lengths))
             for start in range(0, len(order), self.pool):
                 pool = sorted(order[start : start + self.pool], key=self.lengths.__getitem__)
-                batches = [pool[i : i + self.batch] for i in range(0, len(pool) - self.batch + 1, self.batch)]
+                batches = [
+                    pool[i : i + self.batch] for i in range(0, len(pool) - self.batch + 1, self.batch)
+                ]
                 random.shuffle(batches)
                 for batch in batches:
                     if not left:

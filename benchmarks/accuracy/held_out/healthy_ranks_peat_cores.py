@@ -20,10 +20,14 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(size)
         self.qkv = nn.Linear(size, 3 * size)
         self.out = nn.Linear(size, size)
-        self.feed = nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size))
+        self.feed = nn.Sequential(
+            nn.LayerNorm(size), nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size)
+        )
 
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
+        )
         x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + self.feed(x)
 
@@ -82,7 +86,9 @@ def main():
         if step % 40 == 0:
             dist.all_reduce(seen)
             if rank == 0:
-                print(f"step {step}: squared error {seen.item() / 40 / dist.get_world_size():.3f}", flush=True)
+                print(
+                    f"step {step}: squared error {seen.item() / 40 / dist.get_world_size():.3f}", flush=True
+                )
             seen.zero_()
     if rank == 0:
         torch.save(model.module.state_dict(), os.devnull)

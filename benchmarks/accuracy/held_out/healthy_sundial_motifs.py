@@ -27,7 +27,11 @@ class VAE(nn.Module):
     def __init__(self):
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv2d(1, 16, 4, 2, 1), nn.ELU(), nn.Conv2d(16, 32, 4, 2, 1), nn.ELU(), nn.Flatten(),
+            nn.Conv2d(1, 16, 4, 2, 1),
+            nn.ELU(),
+            nn.Conv2d(16, 32, 4, 2, 1),
+            nn.ELU(),
+            nn.Flatten(),
             nn.Linear(32 * 36, 2 * LATENT),
         )
         self.lift = nn.Linear(LATENT, 32 * 36)

@@ -36,7 +36,9 @@ class Telegrams:
         if right.shape[1] < self.frame:
             right = F.pad(right, (0, self.frame - right.shape[1]), value=NOTHING)
         noise = torch.randint(1, ALPHABET, right.shape, generator=self.dice)
-        garbled = torch.where((torch.rand(right.shape, generator=self.dice) < 0.2) & (right != NOTHING), noise, right)
+        garbled = torch.where(
+            (torch.rand(right.shape, generator=self.dice) < 0.2) & (right != NOTHING), noise, right
+        )
         return garbled, right
 
     def forever(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

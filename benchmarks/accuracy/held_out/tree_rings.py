@@ -20,7 +20,11 @@ class Dater(nn.Module):
         super().__init__()
         self.look = nn.Conv1d(1, 8, kernel_size=9, stride=4, padding=4)
         self.think = nn.Sequential(
-            nn.Linear(8 * RINGS // 4, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, BINS)
+            nn.Linear(8 * RINGS // 4, width),
+            nn.GELU(),
+            nn.Linear(width, width),
+            nn.GELU(),
+            nn.Linear(width, BINS),
         )
 
     def forward(self, widths):
@@ -45,7 +49,9 @@ class Dendrochronology:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(1)
         self.net = DDP(Dater(), gradient_as_bucket_view=True)
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.02, momentum=0.9, nesterov=True, fused=True)
+        self.optimizer = torch.optim.SGD(
+            self.net.parameters(), lr=0.02, momentum=0.9, nesterov=True, fused=True
+        )
         self.widths, self.year = forest(4096, self.rank)
         self.criterion = nn.CrossEntropyLoss()
         self.at = 0
@@ -98,7 +104,9 @@ def main():
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rows", type=int, default=24, help="trees in a micro-batch")
     parser.add_argument("--plain", action="store_true", help="treat all micro-batches alike")
-    parser.add_argument("--slips", type=int, default=0, help="slips of the ruler that the answer should bear")
+    parser.add_argument(
+        "--slips", type=int, default=0, help="slips of the ruler that the answer should bear"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
