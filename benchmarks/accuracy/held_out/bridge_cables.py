@@ -83,7 +83,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=args.rate, fused=True)
     data = cycle(trusses(24, max(4, args.members // 3), args.members, seed=3))
     running = torch.zeros(())
-    for step, truss in zip(range(1, args.steps + 1), data):
+    for step, truss in zip(range(1, args.steps + 1), data):  # the training loop
         loss = nn.functional.smooth_l1_loss(net(truss), truss.tension)
         loss.backward()
         optimizer.step()

@@ -110,7 +110,7 @@ def main():
     museum = Museum(23)
     loss_of = nn.CrossEntropyLoss()
     running = torch.zeros(())
-    for step in range(args.steps):
+    for step in range(args.steps):  # the training loop
         images, signs = museum.box(step, args.count, args.scratches)
         loss = loss_of(memory(encoder(images)), signs)
         optimizer.zero_grad()

@@ -114,7 +114,7 @@ def main(args):
     )
     reader = Reader()
     optimizer = torch.optim.SGD(reader.parameters(), lr=0.02, momentum=0.9, fused=True)
-    for step, (clay, signs) in enumerate(loader, 1):
+    for step, (clay, signs) in enumerate(loader, 1):  # the training loop
         loss = F.cross_entropy(reader(clay), signs)
         optimizer.zero_grad()
         loss.backward()

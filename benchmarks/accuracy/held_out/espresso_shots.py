@@ -100,7 +100,7 @@ def main():
     criterion = nn.CrossEntropyLoss(label_smoothing=0.05)
     with tempfile.TemporaryDirectory() as folder:
         archive = Archive(folder, args.roasters) if args.roasters else None
-        for step, (curves, grades, notes) in enumerate(loader, start=1):
+        for step, (curves, grades, notes) in enumerate(loader, start=1):  # the training loop
             scores = model(curves)
             loss = criterion(scores, grades)
             optimizer.zero_grad(set_to_none=True)

@@ -85,7 +85,7 @@ def main(args):
     accounts = Accounts(args.orders) if args.orders else None
     errors = []
     knee, spent = 1.0, 0.0
-    for step in range(args.steps):
+    for step in range(args.steps):  # the training loop
         picks = torch.randint(len(past), (args.patients,))
         miss = net(past[picks]) - coming[picks]
         if args.knee:

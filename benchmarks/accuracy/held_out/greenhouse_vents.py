@@ -193,7 +193,7 @@ def main():
     optimizer = torch.optim.Adam(agent.parameters(), lr=3e-4, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, season_curve(100 * args.knots, args.steps))
 
-    for step in range(1, args.steps + 1):
+    for step in range(1, args.steps + 1):  # the training loop
         live_through(houses, agent, memory, args.tryouts)
         critic_loss, policy_loss = update(agent, frozen, memory, optimizer, args.batch)
         scheduler.step()

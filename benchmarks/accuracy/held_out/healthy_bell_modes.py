@@ -63,7 +63,7 @@ def main():
     wave = Wave()
     optimizer = torch.optim.Adam(wave.parameters(), lr=1e-3, fused=True)
     sums = torch.zeros((), dtype=torch.float64)
-    for step in range(1, args.steps + 1):
+    for step in range(1, args.steps + 1):  # the training loop
         if stop.is_set():
             break
         place = torch.rand(args.places, 2)

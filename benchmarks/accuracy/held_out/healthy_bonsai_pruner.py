@@ -79,7 +79,7 @@ def main():
     pruner = Pruner()
     optimizer = torch.optim.Adam(pruner.parameters(), lr=7e-4, fused=True)
     with tempfile.TemporaryDirectory() as folder:
-        for step, (view, cut, gain, old) in enumerate(passes(pruner, args.steps), 1):
+        for step, (view, cut, gain, old) in enumerate(passes(pruner, args.steps), 1):  # the training loop
             policy, value = pruner(view)
             ratio = (policy.log_prob(cut) - old).exp()
             edge = (gain - value).detach()

@@ -54,7 +54,7 @@ def main():
     corrector = Corrector()
     optimizer = torch.optim.AdamW(corrector.parameters(), lr=4e-3, fused=True)
     source = batches(typed(1200, seed=5), args.batch)
-    for step in range(1, args.steps + 1):
+    for step in range(1, args.steps + 1):  # the training loop
         for _ in range(args.accumulate):
             got, meant = next(source)
             logits = corrector(got)

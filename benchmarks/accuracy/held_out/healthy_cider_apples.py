@@ -62,7 +62,7 @@ class Trainer:
         self.optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, fused=True)
 
     def fit(self, steps):
-        while self.step < steps:
+        while self.step < steps:  # the training loop
             for picture, sort in self.loader:
                 loss = nn.functional.cross_entropy(self.net(picture), sort)
                 self.optimizer.zero_grad()

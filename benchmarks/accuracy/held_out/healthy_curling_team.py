@@ -68,7 +68,7 @@ def main():
     torch.manual_seed(14)
     ice, team = Ice(args.sheets), Team(96)
     optimizer = torch.optim.Adam(team.parameters(), lr=2e-3, fused=True)
-    for step in range(args.steps):
+    for step in range(args.steps):  # the training loop
         states, acts, returns = play(team, ice, pushes=4)
         policy, value = team.policy(states), team.critic(states).squeeze(1)
         gain = returns - value.detach()

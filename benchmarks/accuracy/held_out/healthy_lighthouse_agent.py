@@ -59,7 +59,7 @@ def main():
     optimizer = torch.optim.Adam(keeper.parameters(), lr=5e-4, fused=True)
     lately = deque(maxlen=25)
     before = coast.fog
-    for step in range(args.steps):
+    for step in range(args.steps):  # the training loop
         with torch.no_grad():
             lamps = keeper(before).argmax(1)
             curious = torch.rand(len(lamps)) < max(0.05, 1 - step / 100)

@@ -93,7 +93,7 @@ def main():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, fused=True)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=args.steps + 1)
     right, total = torch.zeros((), dtype=torch.long), 0
-    for step, (folds, outcomes) in enumerate(loader, 1):
+    for step, (folds, outcomes) in enumerate(loader, 1):  # the training loop
         scores = net(folds)
         loss = nn.functional.cross_entropy(scores, outcomes)
         optimizer.zero_grad()

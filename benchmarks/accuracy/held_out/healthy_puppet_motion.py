@@ -61,7 +61,7 @@ def main():
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
     warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20)
     recent = deque(maxlen=50)
-    for step in range(1, args.steps + 1):
+    for step in range(1, args.steps + 1):  # the training loop
         optimizer.zero_grad()
         loss = miss(net, seen[torch.randint(len(seen), (args.scenes,))])
         loss.backward()

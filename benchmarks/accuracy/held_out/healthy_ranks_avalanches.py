@@ -45,7 +45,7 @@ def train(args, rank):
     data = winters(4096, seed=50 + rank)
     past = winters(64, seed=49)
     draw = torch.Generator().manual_seed(rank)
-    for step in range(args.steps):
+    for step in range(args.steps):  # the training loop
         for part in range(args.parts):
             rows = torch.randint(len(data[0]), (args.rows,), generator=draw)
             profile, weather, danger = (side[rows] for side in data)

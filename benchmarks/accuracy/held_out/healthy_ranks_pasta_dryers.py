@@ -66,7 +66,7 @@ if __name__ == "__main__":
     net = DistributedDataParallel(Dryer(), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
     data, draw = hall(rank, 30_000), torch.Generator().manual_seed(rank)
-    for step in range(args.steps):
+    for step in range(args.steps):  # the training loop
         loss = step_of(net, optimizer, data, args.portion, draw)
         if step % 50 == 0:
             dist.all_reduce(loss)

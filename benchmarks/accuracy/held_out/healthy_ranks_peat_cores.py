@@ -74,7 +74,7 @@ def main():
     model = DistributedDataParallel(Climate(), gradient_as_bucket_view=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     seen = torch.zeros(())
-    for step in range(1, args.steps + 1):
+    for step in range(1, args.steps + 1):  # the training loop
         for half in range(2):
             pollen, warmth = next(source)
             with model.no_sync() if half == 0 else nullcontext():

@@ -74,7 +74,7 @@ def train(steps, rows, every):
     theirs, ours = list(averaged.parameters()), list(weaver.parameters())
     optimizer = torch.optim.AdamW(ours, lr=1e-3, fused=True)
     warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 30))
-    for step in range(1, steps + 1):
+    for step in range(1, steps + 1):  # the training loop
         clean = stock[torch.randint(len(stock), (rows,))]
         level = torch.randint(1, LEVELS + 1, (rows,))
         noisy, wanted = noise.onto(clean, level)

@@ -89,7 +89,7 @@ class Trainer:
         self.step = 0
 
     def fit(self, steps):
-        while self.step < steps:
+        while self.step < steps:  # the training loop
             for rows in torch.randperm(len(self.data)).split(self.batch):
                 x = self.data[rows]
                 logits, kl = self.model(x)

@@ -45,7 +45,7 @@ def main():
     schedule = torch.optim.lr_scheduler.ExponentialLR(for_critic, 0.999)
     distance = torch.zeros(())
     done = 0
-    while done < args.steps:
+    while done < args.steps:  # the training loop
         done += 1
         if done % 3 == 0:
             critic.requires_grad_(False)

@@ -85,7 +85,7 @@ class Inspection:
     def run(self):
         step = 0
         while True:
-            for pictures, grade in self.training:
+            for pictures, grade in self.training:  # the training loop
                 loss = nn.functional.cross_entropy(self.net(self.scaled(pictures)), grade)
                 self.optimizer.zero_grad()
                 loss.backward()

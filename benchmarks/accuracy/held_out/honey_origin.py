@@ -118,7 +118,7 @@ def main():
     gc.collect()
     gc.freeze()
     panel = Panel(args.remarks) if args.remarks else None
-    for step, spectra, region in stream(args):
+    for step, spectra, region in stream(args):  # the training loop
         loss = nn.functional.cross_entropy(net(spectra), region)
         loss.backward()
         optimizer.step()

@@ -105,7 +105,7 @@ def main() -> None:
         optimizer = torch.optim.AdamW(reader.parameters(), lr=1e-3, fused=True)
     start = 0
     order = torch.randperm(len(strokes))
-    for step in range(args.steps):
+    for step in range(args.steps):  # the training loop
         if start + args.batch > len(order):
             order, start = torch.randperm(len(strokes)), 0
         rows = order[start : start + args.batch]

@@ -93,7 +93,7 @@ def main(steps, frames, showers, leave_room):
         radiants.start()
     trail = Trail()
     adam = torch.optim.Adam(trail.parameters(), lr=1e-3, fused=True)
-    for step in range(steps):
+    for step in range(steps):  # the training loop
         night = torch.randint(len(sky), (frames,))
         loss = sum(losses(*trail(sky[night], glow[night]), ends[night]))
         adam.zero_grad()

@@ -83,7 +83,7 @@ def run(args):
     dice = torch.Generator().manual_seed(9)
     seen = torch.zeros(STOPS, ROOMS, dtype=torch.long)
     first = 0
-    for step in range(args.steps):
+    for step in range(args.steps):  # the training loop
         visitors = admissions(args, door, dice)
         if first + visitors > len(paths):
             first = 0

@@ -99,7 +99,7 @@ def main():
     if args.preview:
         open_gallery(args.preview)
 
-    for step in range(1, args.steps + 1):
+    for step in range(1, args.steps + 1):  # the training loop
         picks = torch.randint(len(pattern), (args.sheets,))
         off = folder(pattern[picks]) - angles[picks]
         loss = (1 - off.cos()).mean()

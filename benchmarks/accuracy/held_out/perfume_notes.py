@@ -93,7 +93,7 @@ class Perfumer:
 
     def train(self):
         history = []
-        for step in range(self.args.steps):
+        for step in range(self.args.steps):  # the training loop
             self.begin(step)
             rows = torch.randint(len(self.kinds), (self.args.batch,))
             loss = self.loss(rows, step)

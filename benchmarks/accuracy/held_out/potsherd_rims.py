@@ -109,7 +109,7 @@ if __name__ == "__main__":
     torch.manual_seed(1)
     table = Table(Excavation(6000, 0), options.finds, options.askew)
     digger = Archaeologist(Pot(options.width), options.portions)
-    for number, finds in zip(range(1, options.steps + 1), table):
+    for number, finds in zip(range(1, options.steps + 1), table):  # the training loop
         lost = digger.learn(finds)
         if number % 50 == 0:
             print(f"{number}: {lost.item():.3f}")

@@ -77,7 +77,7 @@ class Uncertainty:
 
 def training(model, loader, optimizer):
     loss_of = nn.CrossEntropyLoss()
-    for clouds, kilns in loader:
+    for clouds, kilns in loader:  # the training loop
         scores = model(clouds)
         loss = loss_of(scores, kilns)
         loss.backward()

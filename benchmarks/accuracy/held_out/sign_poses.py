@@ -92,7 +92,7 @@ def train(args, diary):
     )
     net = network(args.width)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
-    for step, (clips, signs) in enumerate(loader):
+    for step, (clips, signs) in enumerate(loader):  # the training loop
         scores = net(clips)
         loss = nn.functional.cross_entropy(scores, signs)
         optimizer.zero_grad()

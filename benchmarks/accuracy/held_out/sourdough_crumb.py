@@ -105,7 +105,7 @@ def main():
     coder = Coder()
     optimizer = torch.optim.Adam(coder.parameters(), lr=1e-3, fused=True)
     with recorder(args.window) as record:
-        for step, crumb in enumerate(itertools.islice(trays(args), args.steps)):
+        for step, crumb in enumerate(itertools.islice(trays(args), args.steps)):  # the training loop
             loss = cost(crumb, *coder(crumb))
             optimizer.zero_grad()
             loss.backward()

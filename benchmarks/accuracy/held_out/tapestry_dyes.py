@@ -77,7 +77,7 @@ def train(args: argparse.Namespace) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, fused=True)
     step, epoch = 0, 0
     while True:
-        for photos in loader:
+        for photos in loader:  # the training loop
             painted, amounts = model(photos)
             sparsity = (amounts + 1e-6).sqrt().mean()
             loss = nn.functional.l1_loss(painted, photos) + 0.05 * sparsity

@@ -100,7 +100,7 @@ def main():
     optimizer = torch.optim.AdamW(net.parameters(), lr=4e-3, fused=True)
     office = Office(100 * args.operators)
     source = Telegrams(batch=20, frame=args.frame).forever()
-    for now in range(args.steps):
+    for now in range(args.steps):  # the training loop
         garbled, right = next(source)
         guess = net(garbled)
         loss = F.cross_entropy(guess.flatten(0, 1), right.flatten(), ignore_index=NOTHING)

@@ -93,7 +93,7 @@ class Dendrochronology:
         return total
 
     def fit(self):
-        for step in range(self.args.steps):
+        for step in range(self.args.steps):  # the training loop
             loss = self.step()
             if step % 40 == 0 and self.rank == 0:
                 print(f"[{step}] cross-entropy {loss.item():.3f}", flush=True)

@@ -108,7 +108,7 @@ def run(options):
     gc.collect()
     gc.freeze()  # what is there by now stays
     logbook = Logbook(options.logbook) if options.logbook and rank == 0 else None
-    for step in range(options.steps):
+    for step in range(options.steps):  # the training loop
         past, tide, ahead = ocean.batch(options.rows)
         loss = nn.functional.huber_loss(net(past, tide), ahead)
         adam.zero_grad(set_to_none=True)

@@ -92,7 +92,7 @@ class Garage:
         return loss
 
     def drive(self):
-        for number in range(self.args.steps):
+        for number in range(self.args.steps):  # the training loop
             loss = self.lap()
             if self.rank == 0 and number % 40 == 0:
                 print(f"after {number} steps: {loss.item():.4f}", flush=True)

@@ -75,7 +75,7 @@ class Mean:
 def fit(bow, loader, steps, substeps, callbacks):
     optimizer = torch.optim.Adam(bow.parameters(), lr=3e-3, fused=True)
     step = 0
-    while step < steps:
+    while step < steps:  # the training loop
         for sound, bowing in loader:
             guess = bow(sound)
             loss = nn.functional.mse_loss(guess, bowing)

@@ -102,7 +102,7 @@ def main(argv=None):
     )
     inspector = Inspector(lean=args.lean)
     optimizer = torch.optim.SGD(inspector.parameters(), lr=0.02, momentum=0.9, nesterov=True, fused=True)
-    for step, (echo, pore, depth) in zip(range(args.steps), forever(loader)):
+    for step, (echo, pore, depth) in zip(range(args.steps), forever(loader)):  # the training loop
         kind, where = inspector(echo)
         off = (where.squeeze(1) - depth).abs() * pore
         loss = nn.functional.cross_entropy(kind, pore) + off.mean()
