@@ -26,8 +26,9 @@ MOST_QUIET = 40
 """Looks at copies in which nothing between the hooks runs: they show what is the same after each round."""
 
 SEARCHED_AFTER = 24
-"""Samples in which an optimizer has stepped and its loop does something else, before copies of the weights
-are looked for: where there are hardly any, nothing there takes long."""
+MIN_PART = 0.02
+"""Samples in which an optimizer has stepped and its loop does something else, and their part of all, before
+copies of the weights are looked for: where there are hardly any, nothing there takes long."""
 
 TOLD_EVERY = 80
 """Looks after which what was seen is worked out anew, which takes some milliseconds."""
@@ -60,7 +61,7 @@ class Writes:
         self._of_gradients: list[Look] = []
         self._of_copies: list[Look] = []
         self._quiet: list[Look] = []
-        self._stepped = 0
+        self._seen = self._stepped = 0
         self._searched = False
         self._told = 0
 
@@ -74,13 +75,14 @@ class Writes:
         """Takes a sample in. On the training thread, between any two of its instructions."""
         if not self._params:
             return
+        self._seen += 1
         try:
             if slot == AFTER_BACKWARD and len(self._of_gradients) < MOST_LOOKS:
                 grads = (param.grad if (param := ref()) is not None else None for ref in self._params)
                 self._of_gradients.append((stack, _versions(grads)))
             elif slot >= FIRST_GAP and slot != AFTER_BACKWARD and len(self._of_copies) < MOST_LOOKS:
                 self._stepped += slot == AFTER_OPTIMIZER
-                if not self._searched and self._stepped >= SEARCHED_AFTER:
+                if not self._searched and self._stepped >= max(SEARCHED_AFTER, MIN_PART * self._seen):
                     self._search()
                 if self._copies:
                     self._of_copies.append((stack, _versions(ref() for ref in self._copies)))
@@ -108,7 +110,7 @@ class Writes:
 
     def _search(self) -> None:
         """Looks for tensors that are shaped as weights are, and are none: all that Python knows is gone
-        through once, which took 15 ms of 300,000 objects. In the training thread: what was let go of
+        through once, which took 50 ms of 290,000 objects. In the training thread: what was let go of
         meanwhile is deleted where it would have been."""
         self._searched = True
         try:
