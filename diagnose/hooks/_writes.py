@@ -106,7 +106,7 @@ class Writes:
             for (stack, _), within in zip(told, is_midst, strict=True):
                 found[stack][0] += 1
                 found[stack][kind] += within
-        return [(stack, *counts) for stack, counts in found.items()]  # type: ignore[misc]
+        return [(stack, looks, gradients, copies) for stack, (looks, gradients, copies) in found.items()]
 
     def _search(self) -> None:
         """Looks for tensors that are shaped as weights are, and are none: all that Python knows is gone

@@ -105,6 +105,17 @@ BESIDE_A_TEAM: dict[str, Any] = {
 """A worker that keeps up beside two threads of torch's on two CPUs: the one that has none holds up the
 other, which meanwhile spins. Measured; steps of 100 ms, of which 35 ms are the worker's."""
 
+CROWDING_A_TEAM: dict[str, Any] = {
+    "cpus": 2,
+    "host": HostStats(
+        cpus=2, process_cpus=1.46, num_threads=2, runnable_share=0.25, native_delay_share=0.29
+    ),
+    "workers": {"cpu_share": 0.6, "delay_share": 0.39, "ready_batches": 3.5, "idle_share": 0.7},
+}
+"""Workers that keep up beside such threads, which spin for lack of a CPU and seem to use more than the
+workers. Measured, with two workers; steps of 100 ms, of which 52 ms are the workers' CPU time at 87 ms for
+a batch: without them a step took 58."""
+
 A_CPU_IDLE: dict[str, Any] = {"num_workers": 1, "cpus": 2, "host": HostStats(cpus=2, process_cpus=0.5)}
 """One worker on two CPUs that takes 100 ms for a batch, beside a loop that computes for half of the time
 and waits for the other: a second worker wins half of the wait."""

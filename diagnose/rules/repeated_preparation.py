@@ -6,16 +6,14 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
+from diagnose.rules._crowding import CROWDED_BOUNDS, crowded_by_ns, crowded_ns
 from diagnose.rules._own_loading import MAX_BYTE_NS, LoadingRule, has_come_to_keep, may_only_read
 from diagnose.rules._phases import shared
 from diagnose.rules._serial import CAUSE_ACTIONS, Serial, has_other_cause, serial_of, where_loading
 from diagnose.rules._serial_examples import ON_ONE_CPU, loading, pieces, prepared
 from diagnose.rules._supply import (
-    CROWDED_BOUNDS,
     MORE_WORKERS,
     Supply,
-    crowded_by_ns,
-    crowded_ns,
     main_loader,
     supply_of,
     won_beside,

@@ -11,13 +11,13 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
+from diagnose.rules._crowding import crowded_by_ns
 from diagnose.rules._examples import profile
 from diagnose.rules._phases import shared
 from diagnose.rules._supply import (
     HANDOVER_NS,
     MIN_HANDOVERS,
     MIN_SHARE,
-    crowded_by_ns,
     main_loader,
     supply_of,
 )

@@ -8,20 +8,14 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
+from diagnose.rules._crowding import CROWDED_BOUNDS, crowded_by_ns, crowded_ns
 from diagnose.rules._loader_calls import applicable, with_loader_arguments
 from diagnose.rules._machine import waits_for_disk
 from diagnose.rules._own_loading import MOSTLY, LoadingRule, has_come_to_keep, may_only_read
 from diagnose.rules._phases import shared
 from diagnose.rules._serial import CAUSE_ACTIONS, Serial, serial_of, takes_rewriting, where_loading
 from diagnose.rules._serial_examples import ON_BOTH_CPUS, ON_ONE_CPU, loading, pieces, prepared
-from diagnose.rules._supply import (
-    CROWDED_BOUNDS,
-    MIN_SHARE,
-    crowded_by_ns,
-    crowded_ns,
-    main_loader,
-    supply_of,
-)
+from diagnose.rules._supply import MIN_SHARE, main_loader, supply_of
 from diagnose.rules._worker_examples import WELL_FED, crowded_by, fed_by
 from diagnose.rules._worker_line import where_slow
 

@@ -11,6 +11,7 @@ from diagnose.core.input import OwnLoading, Reading
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
+from diagnose.rules._crowding import CROWDED_BOUNDS, crowded_by_ns, crowded_ns
 from diagnose.rules._lines import at
 from diagnose.rules._loader_calls import DIVIDE
 from diagnose.rules._machine import disk
@@ -25,15 +26,7 @@ from diagnose.rules._own_loading import (
 from diagnose.rules._phases import shared
 from diagnose.rules._serial import CAUSE_ACTIONS, Serial, serial_of, where_loading
 from diagnose.rules._serial_examples import ON_BOTH_CPUS, ON_ONE_CPU, loading, pieces
-from diagnose.rules._supply import (
-    CROWDED_BOUNDS,
-    MORE_WORKERS,
-    Supply,
-    crowded_by_ns,
-    crowded_ns,
-    supply_of,
-    won_beside,
-)
+from diagnose.rules._supply import MORE_WORKERS, Supply, supply_of, won_beside
 from diagnose.rules._worker_examples import A_CPU_IDLE, WELL_FED, crowded_by, fed_by
 from diagnose.rules._worker_line import where_slow
 

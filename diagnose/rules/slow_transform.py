@@ -7,17 +7,17 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
+from diagnose.rules._crowding import CROWDED_BOUNDS, crowded_by_ns, crowded_ns
 from diagnose.rules._phases import shared
-from diagnose.rules._supply import (
-    CROWDED_BOUNDS,
-    MORE_WORKERS,
-    Supply,
-    crowded_by_ns,
-    crowded_ns,
-    supply_of,
-    won_beside,
+from diagnose.rules._supply import MORE_WORKERS, Supply, supply_of, won_beside
+from diagnose.rules._worker_examples import (
+    A_CPU_IDLE,
+    BESIDE_A_TEAM,
+    CROWDED,
+    CROWDING_A_TEAM,
+    WELL_FED,
+    fed_by,
 )
-from diagnose.rules._worker_examples import A_CPU_IDLE, BESIDE_A_TEAM, CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
 
@@ -54,6 +54,7 @@ class SlowTransform(WorkerRule):
         fed_by(data_wait_ms=40, fetch_ms=380, num_workers=4, cpus=4),
         fed_by(data_wait_ms=40, fetch_ms=780, num_workers=8, cpus=8, workers={"ready_batches": 3.5}),
         fed_by(data_wait_ms=10, fetch_ms=110, **CROWDED),
+        fed_by(data_wait_ms=8, fetch_ms=87, **CROWDING_A_TEAM),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.3, "helper_ns": 150e6}),
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"transform_share": 0.7}}),
     )
@@ -66,6 +67,7 @@ class SlowTransform(WorkerRule):
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"transform_share": 0.2}}),
         fed_by(data_wait_ms=10, fetch_ms=50, **CROWDED),
         fed_by(data_wait_ms=6, fetch_ms=52, **BESIDE_A_TEAM),
+        fed_by(data_wait_ms=8, fetch_ms=58, **CROWDING_A_TEAM),
         fed_by(
             data_wait_ms=10, fetch_ms=110, **{**CROWDED, "host": HostStats(cpus=8, runnable_share=0.15)}
         ),

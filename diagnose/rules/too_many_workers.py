@@ -7,14 +7,11 @@ from diagnose.core.host import HostStats
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
 from diagnose.rules._cpus import delayed_share
+from diagnose.rules._crowding import taken_ns
 from diagnose.rules._loader_calls import applicable, with_loader_arguments
 from diagnose.rules._phases import LOOP, shared
-from diagnose.rules._supply import (
-    MIN_SHARE,
-    supply_of,
-    taken_ns,
-)
-from diagnose.rules._worker_examples import WELL_FED, fed_by
+from diagnose.rules._supply import MIN_SHARE, supply_of
+from diagnose.rules._worker_examples import CROWDING_A_TEAM, WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
 MIN_DELAY = 0.2
@@ -58,12 +55,16 @@ class TooManyWorkers(Rule):
 
     needs = ("input.workers.delay_share", "host.runnable_share", "host.cpus")
     actions = ("loader-workers",)
-    fires_on = (sharing(0.7, 0.3),)
+    fires_on = (
+        sharing(0.7, 0.3),
+        fed_by(data_wait_ms=8, fetch_ms=87, num_workers=3, loader={"iterable": True}, **CROWDING_A_TEAM),
+    )
     silent_on = (
         WELL_FED,
         sharing(0.9, 0.05, process_cpus=0.4, runnable_share=0.7, on_cpu_share=0.3),
         sharing(0.5, 0.4, num_workers=2, fetch_ms=90),
         sharing(0.02, 0.05, runnable_share=0.01),
+        fed_by(data_wait_ms=8, fetch_ms=87, num_workers=3, **CROWDING_A_TEAM),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -91,7 +92,7 @@ class TooManyWorkers(Rule):
         delay_ns = min(host.runnable_share * profile.step_time_ns, own_ns)
         lost_ns = min(delay_ns, step_ns - least_ns)
         assumption = f"{fewer} workers make the batches, and the CPUs are shared with nobody else"
-        if supply.beside_a_team and supply.loader.iterable:
+        if supply.crowds_a_team and supply.loader.iterable:
             num_workers = supply.loader.num_workers
             lost_ns = taken_ns(supply, delayed_share(host), usable) * (1 - fewer / num_workers)
             delay_ns = max(delay_ns, lost_ns)
