@@ -250,3 +250,32 @@ def test_what_a_training_loop_is_given_once_is_no_batch_in_hand(call: str, line:
         inside=[("forward", "criterion(model", call), ("backward", "loss.backward", call)],
     )
     assert not script.roles.works_on_batch(script.stack(line, call), AFTER_OPTIMIZER)
+
+
+TOLD = Script(
+    """
+    def run(options):
+        ocean = Ocean(options.buoys)
+        for step in range(options.steps):
+            x, y = ocean.batch(options.rows)
+            x = smoothed(x)
+            loss = criterion(model(x), y)
+            loss.backward()
+
+    def main(path):
+        parser.add_argument("--rows")
+        run(parser.parse_args())
+        run(load_config(path))
+    """,
+    [
+        ("criterion(model", "forward"),
+        ("loss.backward", "backward"),
+        ("run(parser", "forward"),
+        ("run(load", "forward"),
+    ],
+)
+
+
+@pytest.mark.parametrize(("line", "works"), [("x, y = ocean", False), ("x = smoothed", True)])
+def test_what_the_script_was_told_is_no_batch(line, works):
+    assert TOLD.roles.works_on_batch(TOLD.stack(line), AFTER_OPTIMIZER) is works

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 
 import pytest
+import torch
 
 from diagnose.hooks import _frames
 from diagnose.hooks._frames import owner, resolve, user_stack
@@ -190,3 +191,5 @@ def test_our_own_files_are_no_package_of_the_script(
     monkeypatch.setattr(_frames, "_OURS", (f"{packages}diagnose/",))
     assert _frames.file_owner(f"{packages}diagnose/hooks/backward.py") == _frames.INTERNAL
     assert _frames.file_owner(f"{packages}diagnoser/loops.py") == _frames.LIBRARY
+    assert _frames.file_owner(torch.nn.__file__) == _frames.INTERNAL
+    assert _frames.file_owner(torch.profiler.__file__) == _frames.LIBRARY

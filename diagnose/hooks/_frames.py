@@ -18,8 +18,9 @@ MAX_FRAMES = 8
 """User frames kept of one stack: from the line that spends the time out to the loop that called for it."""
 
 INTERNAL, LIBRARY, USER, OUTERMOST = 0, 1, 2, 3
-"""Whose code a frame runs: Python's, torch's or ours; another installed package's; the user's. That of the
-last is ours, and what called it is left out: see `end_stacks_at`."""
+"""Whose code a frame runs: Python's, torch's or ours; another installed package's, or that of torch's
+profiler, which trains nothing; the user's. That of the last is ours, and what called it is left out: see
+`end_stacks_at`."""
 
 LOOKS_AT_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe"})
 """A function that uses one of these may hold the dictionary of its own names."""
@@ -35,6 +36,7 @@ _PYTHONS = tuple(
 )
 _OURS = tuple({os.path.join(os.path.dirname(at(diagnose.__file__)), "") for at in (str, os.path.realpath)})
 _TORCH = f"{os.sep}site-packages{os.sep}torch{os.sep}"
+_PROFILER = f"{_TORCH}profiler{os.sep}"
 # A notebook's cells, `python -c` and a script on standard input have such names.
 _USER_NAMES = ("<stdin>", "<string>", "<ipython-input", "<python-input")
 
@@ -68,7 +70,7 @@ def file_owner(file: str) -> int:
     if path.startswith(_OURS):  # first, as it lies where all packages do, once it is installed
         return INTERNAL
     if any(part in path for part in _LIBRARY_PARTS):
-        return INTERNAL if _TORCH in path else LIBRARY
+        return INTERNAL if _TORCH in path and _PROFILER not in path else LIBRARY
     return INTERNAL if path.startswith(_PYTHONS) else USER
 
 

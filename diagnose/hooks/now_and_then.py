@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from diagnose.core.ledger import COMPILE
 from diagnose.core.series import MOST_TIMES
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, replaced, spanned
+from diagnose.hooks.base import Hook, around, replaced, spanned
 
 
 class NowAndThenHook(Hook):
@@ -47,8 +48,12 @@ class NowAndThenHook(Hook):
         def records(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             return switched("profiler", on=True)
 
-        def recorded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            return switched("profiler", on=False)
+        def is_recorded() -> None:
+            if get_ident() == recorder.thread:
+                switched("profiler", on=False)
+
+        def recorded(args: tuple[Any, ...], result: Any) -> None:
+            recorder.guarded(is_recorded)
 
         def tell() -> None:
             told = {name: [*each] for name, each in times.items() if each}
@@ -58,7 +63,8 @@ class NowAndThenHook(Hook):
         with (
             replaced(torch, "set_anomaly_enabled", lambda call: spanned(call, recorder, searches)),
             replaced(profiler.profile, "_start_trace", lambda call: spanned(call, recorder, records)),
-            replaced(profiler.profile, "__exit__", lambda call: spanned(call, recorder, recorded)),
+            # What was recorded is worked up there: a step in which that happens has it on, too.
+            replaced(profiler.profile, "__exit__", lambda call: around(call, after=recorded)),
             added(recorder.looks.flushed, tell),
         ):
             yield

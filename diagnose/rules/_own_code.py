@@ -16,6 +16,9 @@ OTHERS_NAMES = """
 OTHERS = frozenset(OTHERS_NAMES.split())
 """Idioms that rules of their own look after, and `whole`: what is done in one call already is no loop."""
 
+PROFILER = "torch/profiler/"
+"""What a line spends there is `profiler-left-on`'s."""
+
 TRAINS = re.compile(
     r"\.backward\(|\.zero_grad\("
     r"|\bnext\((?!\(?([^()]|\([^()]*\))*\bfor\b)"  # `next(o for o in owners)` looks for something
@@ -34,6 +37,7 @@ def is_own_code(line: SourceLine) -> bool:
         and not TRAINS.search(line.text)
         and not line.trains
         and not is_training(line.via)
+        and not line.via.startswith(PROFILER)
     )
 
 

@@ -115,6 +115,11 @@ class Serial:
         return (self.off_cpu or 0.0) >= BLOCKED
 
     @property
+    def is_short(self) -> bool:
+        """Whether workers would win nothing, as handing over takes as long."""
+        return self.wait_ns < MIN_HANDOVERS * self.handover_ns
+
+    @property
     def cured_by_workers(self) -> bool:
         """Whether workers would take most of it away: then the fault is that there are none."""
         return self.won_ns >= (CURED if self.waits else CPU_CURED) * self.loading_ns
@@ -151,7 +156,7 @@ class Serial:
     def won_by(self, profile: Profile) -> Mapping[str, float]:
         """Returns the actions that give workers, and what each is expected to win; none where no worker can
         load what is loaded here."""
-        if takes_rewriting(profile, self.loader) or profile.input.asked_aside:
+        if self.is_short or takes_rewriting(profile, self.loader) or profile.input.asked_aside:
             return {}
         return {
             "loader-workers": self.by_workers_ns,
@@ -176,9 +181,14 @@ def takes_rewriting(profile: Profile, loader: Loader) -> bool:
     return bool(loader.iterable or loader.on_device or loader.moves_batches or begins_anew(profile, loader))
 
 
-def serial_of(profile: Profile) -> Serial | None:
+def serial_of(profile: Profile, *, short: bool = False) -> Serial | None:
     """Returns what loading costs the training thread that does it; `None` where workers load, where the
-    wait was not measured, and where it is too short for anybody to care."""
+    wait was not measured, and where it is too short for anybody to care.
+
+    Args:
+        profile: The run.
+        short: Whether it may be too short for workers.
+    """
     loader, wait_ns = main_loader(profile), profile.input.steady_wait_ns
     if loader is None or loader.num_workers or wait_ns is None:
         return None
@@ -188,8 +198,8 @@ def serial_of(profile: Profile) -> Serial | None:
     drawing_ns = min(wait_ns, profile.input.own_drawing_ns or 0.0)  # it would go on to, whoever loads
     wait_ns -= drawing_ns
     handover_ns = HANDOVER_NS * (profile.input.batches_per_step or 1.0)
-    loading_ns = wait_ns - handover_ns
-    if loading_ns < MIN_SHARE * step_ns or wait_ns < MIN_HANDOVERS * handover_ns:
+    loading_ns = wait_ns if short else wait_ns - handover_ns
+    if loading_ns < MIN_SHARE * step_ns or not (short or wait_ns >= MIN_HANDOVERS * handover_ns):
         return None
     compute_ns = computing_ns(profile) + other_ns + drawing_ns
     training_ns = compute_ns + wait_ns
@@ -224,10 +234,10 @@ def serial_of(profile: Profile) -> Serial | None:
     )
 
 
-def has_other_cause(profile: Profile) -> bool:
+def has_other_cause(profile: Profile, *, short: bool = False) -> bool:
     """Whether to ask why loading takes so long: the training thread does it, and workers would not take
-    most of it away."""
-    serial = serial_of(profile)
+    most of it away. Arguments as of `serial_of`."""
+    serial = serial_of(profile, short=short)
     return (
         serial is not None
         and not serial.cured_by_workers

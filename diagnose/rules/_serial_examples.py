@@ -22,15 +22,17 @@ ON_ONE_CPU = replace(ON_BOTH_CPUS, process_cpus=0.98, num_threads=1)
 def loading(
     data_wait_ms: float,
     *,
+    step_ms: float = 100,
     own: OwnLoading | None = None,
     stats: dict[str, Any] | None = None,
     loader: dict[str, Any] | None = None,
     host: HostStats = ON_BOTH_CPUS,
 ) -> Profile:
-    """Returns a profile of steps of 100 ms whose training thread loads batches of 32, on two CPUs.
+    """Returns a profile of steps whose training thread loads batches of 32, on two CPUs.
 
     Args:
         data_wait_ms: What loading takes of each step; a twentieth of it is collating.
+        step_ms: What a step takes.
         own: What it does meanwhile.
         stats: Further figures of `InputStats`.
         loader: Further facts of the loader.
@@ -45,6 +47,7 @@ def loading(
     }
     return profile(
         data_wait_ms=data_wait_ms,
+        step_ms=step_ms,
         program=Program(loaders=(Loader(num_workers=0, **{**facts, **(loader or {})}),)),
         input=InputStats(own=own, **{**shown, **(stats or {})}),
         host=host,

@@ -49,11 +49,12 @@ nothing there."""
 WORKERS_PART = 0.4
 """Part of the CPU time used that is the workers' where these, and not the model, take the CPUs."""
 
-SPUN_CPUS = 0.4
+SPUN_CPUS = 0.33
 SHORT_OF_CPUS = 0.35
 """Or CPUs that the workers use where they want one in vain for this part of their work. Threads of torch's
 use the rest then, whatever the model takes: they spin while one of them has no CPU. Of healthy jobs on two
-CPUs none had both; faults of a fifth of the step and more had 0.48 to 0.65, and 0.39 to 0.48."""
+CPUs none had both, the nearest 0.30 and 0.33; faults of a fifth of the step and more had 0.35 to 0.65, and
+0.39 to 0.48."""
 
 HANDOVER_NS = 500_000
 """What taking over a batch of a few tensors from a worker costs the loop; measured: 0.4 to 1.1 ms."""

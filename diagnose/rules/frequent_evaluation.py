@@ -27,6 +27,10 @@ take less than this of the time."""
 UNKNOWN_SHARE = 0.10
 """A loop without epochs has no usual rhythm; this much is much in any."""
 
+OFTEN = 16
+"""Steps after which hardly anybody's epoch is over: there an evaluation comes within it, whatever an epoch
+has."""
+
 WITHIN_EPOCH = 0.75
 """Evaluation comes within the epoch if its period is a smaller part of it."""
 
@@ -80,6 +84,7 @@ class FrequentEvaluation(Rule):
         profile(evaluation_ms=8, series=EVERY_20, program=HUNDRED_STEPS),
         profile(evaluation_ms=8, series=TWO_RHYTHMS, program=HUNDRED_STEPS),
         profile(evaluation_ms=12),
+        profile(evaluation_ms=8, series=replace(EVERY_20, period={Phase.EVALUATION: 8})),
         profile(evaluation_ms=30, program=HUNDRED_STEPS),
     )
     silent_on = (
@@ -109,6 +114,7 @@ class FrequentEvaluation(Rule):
             where=(at("o2, r, d, _ = env.step(a)", 0.18, "environment", phase=Phase.EVALUATION),),
         ),
         profile(evaluation_ms=9),
+        profile(evaluation_ms=8, series=EVERY_20),
         profile(evaluation_ms=20, series=ONCE_AN_EPOCH, program=HUNDRED_STEPS),
         profile(evaluation_ms=20, program=HUNDRED_STEPS),
         profile(
@@ -228,7 +234,7 @@ def least_share(profile: Profile) -> float:
     period = profile.series.period.get(Phase.EVALUATION)
     epoch = epoch_steps(profile)
     if epoch is None:
-        return UNKNOWN_SHARE
+        return MIN_SHARE if period and period <= OFTEN else UNKNOWN_SHARE
     if period is None:  # of two rhythms in one epoch, say: then how often it comes is counted
         often = profile.series.spike_share.get(Phase.EVALUATION, 0.0)
         return MIN_SHARE if often * epoch > 1 / WITHIN_EPOCH else EPOCH_SHARE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph
 from diagnose.core.host import HostStats
@@ -13,13 +15,14 @@ from diagnose.core.settings import Settings
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import stretch_of
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import at, lost_of, seen_in, share_of
+from diagnose.rules._lines import at, loop_lines, lost_of, seen_in, share_of
 from diagnose.rules._now_and_then import (
     MEASURED_BOUNDS,
     in_some_steps,
     of_some_steps,
     steps_with,
 )
+from diagnose.rules._own_code import PROFILER
 from diagnose.rules._phases import STEP
 from diagnose.rules.base import Rule
 
@@ -54,6 +57,7 @@ BOUNDS = (0.3, 1.8)
 SEEN_BOUNDS = (0.8, 1.5)
 """Likewise where samples found the function at work: Python's call of it is found where it called from."""
 
+STEPPED = "torch/profiler/profiler.py:900 profile.step"
 IN_SOME = in_some_steps("profiler", {Phase.FORWARD: 2e6, Phase.OTHER: 10e6})
 WIDE = Program(
     graph=Graph(num_nodes=400), optimizers=(Optimizer(kind="AdamW", num_tensors=60, num_elements=1),)
@@ -93,6 +97,12 @@ class ProfilerLeftOn(Rule):
         ),
         profile(host=HostStats(profiler_share=0.25), series=IN_SOME),
         profile(
+            other_ms=12,
+            host=HostStats(profiler_share=0.1),
+            series=in_some_steps("profiler", {}),
+            where=(replace(at("prof.step()", 0.1), via=STEPPED),),
+        ),
+        profile(
             host=HostStats(profiler_share=0.0),
             settings=Settings(trace="__main__", trace_function="main"),
             where=(at("path.append(code.co_name)", 0.1, phase=Phase.FORWARD),),
@@ -113,7 +123,7 @@ class ProfilerLeftOn(Rule):
         assert share is not None
         found = steps_with("profiler", profile)
         if found is not None:
-            return self._in_some_steps(found, profile) if found.more_ns else None
+            return self._in_some_steps(found, profile)
         is_torchs = share >= MIN_READINGS
         if not is_torchs and not trace:
             return None
@@ -154,19 +164,34 @@ class ProfilerLeftOn(Rule):
             line=lines[0].line if lines else 0,
         )
 
-    def _in_some_steps(self, found: NowAndThen, profile: Profile) -> Finding:
-        total_ns = sum(found.more_ns.values())
+    def _in_some_steps(self, found: NowAndThen, profile: Profile) -> Finding | None:
+        lines = loop_lines(profile, lambda line: line.via.startswith(PROFILER))
+        seen = lost_of(profile, lines) if share_of(lines) else {}
+        # To get ready takes the end of the step before.
+        lost = {
+            phase: max(found.more_ns.get(phase, 0.0), seen.get(phase, 0.0))
+            for phase in (*found.more_ns, *seen)
+        }
+        total_ns = sum(lost.values())
+        if not total_ns:
+            return None
         return Finding(
             rule=self.name,
             summary=f"torch.profiler goes on recording, in {format_share(found.share)} of the steps",
-            lost_ns=found.more_ns,
+            lost_ns=lost,
             low_ns=MEASURED_BOUNDS[0] * total_ns,
             high_ns=MEASURED_BOUNDS[1] * total_ns,
             assumption="these steps would take as long as the others",
-            evidence=(of_some_steps(found), *extras(profile)),
+            evidence=(
+                *((of_some_steps(found),) if found.more_ns else ()),
+                *(f"{seen_in(line)}, in torch's profiler." for line in lines[:1]),
+                *extras(profile),
+            ),
             fix="Record a few steps once: a schedule without `repeat` begins anew until the script ends.",
             code="torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=2, active=5,"
             " repeat=1))",
+            file=lines[0].file if lines else "",
+            line=lines[0].line if lines else 0,
         )
 
 

@@ -14,7 +14,7 @@ from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import MAX_LINES, at, bounds, lost_of, named, seen_in, share_of
 from diagnose.rules._machine import one_core
-from diagnose.rules._own_code import TRAINS, own_lines, regular_lines
+from diagnose.rules._own_code import PROFILER, TRAINS, own_lines, regular_lines
 from diagnose.rules._phases import STEP
 from diagnose.rules.base import Rule
 from diagnose.rules.step_jitter import RARE_OWN, long_steps_ns
@@ -92,6 +92,9 @@ class PythonOverhead(Rule):
         profile(other_ms=12, where=(at("fast = torch._foreach_sub(fast, slopes)", 0.1, "whole"),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), via=TRAINER),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), trains=True),)),
+        profile(
+            other_ms=12, where=(replace(at("record.step()", 0.1), via=f"{PROFILER}profiler.py:9 step"),)
+        ),
         RARE_OWN,
     )
 

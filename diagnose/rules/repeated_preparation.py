@@ -24,7 +24,7 @@ from diagnose.rules._worker_line import where_slow
 MIN_REPEATED = 2
 """Watched samples that must have come out the same; one may be a constant."""
 
-MIN_SAMPLE_NS = 50_000
+MIN_SAMPLE_NS = 40_000
 """Of the time of the training thread, or of a worker that keeps up, for each sample; to take one that is
 prepared out of memory takes from 2 to 40 us, by the number of its parts."""
 
@@ -68,6 +68,7 @@ class RepeatedPreparation(LoadingRule):
         loading(40, own=prepared()),
         loading(40, own=pieces(reads=96.0, repeated=4)),
         loading(40, own=prepared(read_bytes=4e6, made_bytes=19e6)),
+        loading(1.9, step_ms=10, own=prepared()),
     )
     silent_on = (
         WELL_FED,
@@ -80,6 +81,7 @@ class RepeatedPreparation(LoadingRule):
         loading(40, own=prepared(), stats={"late_wait_ns": 1e6}),
         loading(40, own=prepared(), host=ON_ONE_CPU),
         loading(3, own=prepared()),
+        loading(1.2, step_ms=10, own=prepared()),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 3, "varied": 1}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=10, fetch_ms=110, **crowded_by(repeated=3, varied=1)),
@@ -90,12 +92,14 @@ class RepeatedPreparation(LoadingRule):
 
     def applies(self, profile: Profile) -> bool:
         loader = main_loader(profile)
-        return loader is not None and loader.epochs > 1 and super().applies(profile)
+        if loader is None or loader.epochs < 2:
+            return False
+        return loader.num_workers > 0 or has_other_cause(profile, short=True)
 
     def check(self, profile: Profile) -> Finding | None:
-        serial = serial_of(profile)
+        serial = serial_of(profile, short=True)
         if serial is not None:
-            return self._alone(profile, serial) if has_other_cause(profile) else None
+            return self._alone(profile, serial) if has_other_cause(profile, short=True) else None
         supply = supply_of(profile)
         if supply is None or not supply.needs_cpu:
             return None
@@ -181,7 +185,7 @@ class RepeatedPreparation(LoadingRule):
             fix=f"{PREPARE_ONCE}{serial.or_workers}",
             file=where.file,
             line=where.line,
-            actions=self.actions if offered else (),
+            actions=("dataset-cache",) if serial.is_short else self.actions if offered else (),
             won_ns=offered,
         )
 

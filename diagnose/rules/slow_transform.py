@@ -67,7 +67,7 @@ class SlowTransform(WorkerRule):
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"transform_share": 0.2}}),
         fed_by(data_wait_ms=10, fetch_ms=50, **CROWDED),
         fed_by(data_wait_ms=6, fetch_ms=52, **BESIDE_A_TEAM),
-        fed_by(data_wait_ms=8, fetch_ms=58, **CROWDING_A_TEAM),
+        fed_by(data_wait_ms=8, fetch_ms=46, **CROWDING_A_TEAM),
         fed_by(
             data_wait_ms=10, fetch_ms=110, **{**CROWDED, "host": HostStats(cpus=8, runnable_share=0.15)}
         ),

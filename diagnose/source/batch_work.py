@@ -43,6 +43,12 @@ WHOLE = {"batch", "batches", "minibatch", "sample", "samples"}
 BATCHES = {*WHOLE, *GETS, *UNPACKS}
 """Words of functions that give a batch."""
 
+SETTINGS = {
+    *("arg", "argparse", "args", "argv", "argument", "arguments", "cfg", "cli", "conf", "config"),
+    *("configuration", "flags", "hparams", "hyperparameters", "options", "opts", "params", "settings"),
+}
+"""Words of functions that get what the script was told: `parser.parse_args()`, `load_config(path)`."""
+
 NUMBERS = {"arange", "count", "range", "trange"}
 """Functions that count, in the head of a loop that gets no batch."""
 
@@ -268,5 +274,5 @@ def _worked_on(statement: ast.stmt) -> set[str]:
 def _gets(statement: ast.stmt) -> bool:
     """Whether a statement gets a batch: asks an iterator for the next one, or calls what reads or makes it.
     What numbers it is made by is none: `rows = order[i : i + 32]`."""
-    called = called_in(statement)
+    called = {name for name in called_in(statement) if not words(name) & SETTINGS}
     return "next" in called or bool(words_of(called) & BATCHES)
