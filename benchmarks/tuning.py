@@ -11,8 +11,11 @@ For each job of `benchmarks/tuning/` (they know nothing of diagnose):
   spent on trials. All steps train.
 - *offline best*: each setting of `search` alone, and the best ones together, are put in force without
   trials (`diagnose run --apply`), each with its own paired confirmation: what somebody who tried everything
-  beforehand would have found. The fastest of many is partly so by chance: it is measured once more in each
-  round, and these figures alone count. *of best* is what tuning reached of them.
+  beforehand would have found, by the time of a step. The fastest of many is partly so by chance: it is
+  measured once more in each round, and these figures alone count. *of best* is what tuning reached of them:
+  the step with the best settings against that with what was kept, in the same round, median. Speedups are
+  not compared: what a step takes with everything off is not the same in both, as memory that fixes have
+  fetched once stays with the process when they are off.
 - *numbers*: whether the tuned run ended with the plain run's weights, bit for bit, as it must where all
   fixes are exact; else how far the final losses are apart.
 
@@ -99,10 +102,13 @@ class Run:
     report: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def confirmed(self) -> float | None:
+    def confirmation(self) -> dict[str, Any] | None:
         """Of all that was kept, or of all but what was kept last where the script ended before that."""
-        confirmation = self.report.get("confirmation") or self.report.get("earlier_confirmation")
-        return confirmation["speedup"] if confirmation else None
+        return self.report.get("confirmation") or self.report.get("earlier_confirmation")
+
+    @property
+    def confirmed(self) -> float | None:
+        return self.confirmation["speedup"] if self.confirmation else None
 
     @property
     def kept(self) -> list[str]:
@@ -161,8 +167,8 @@ def shorter(workload: Workload) -> Workload:
     return replace(workload, args=args)
 
 
-def applied(workload: Workload, settings: tuple[str, ...]) -> float | None:
-    """Returns the confirmed speedup of settings put in force without trials; `None` if one was refused."""
+def applied(workload: Workload, settings: tuple[str, ...]) -> dict[str, Any] | None:
+    """Returns the confirmation of settings put in force without trials; `None` if one was refused."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "tuned.toml")
         lines = []
@@ -174,31 +180,29 @@ def applied(workload: Workload, settings: tuple[str, ...]) -> float | None:
     refused = [trial for trial in found.report["trials"] if trial["state"] != "kept"]
     for trial in refused:
         print(f"  {named(trial)}: {trial['state']}: {trial['reason']}", file=sys.stderr)
-    return None if refused else found.confirmed
+    return None if refused else found.confirmation
 
 
 def offline_best(workload: Workload, answers: Answers) -> tuple[str, ...]:
     """Tries every setting alone, then those that helped together, one of each action; returns the best,
     none where nothing helps."""
 
-    def gain_of(settings: tuple[str, ...]) -> float | None:
+    def step_of(settings: tuple[str, ...]) -> float | None:
         key = f"{workload.name} with {' + '.join(settings)}"
-        gain: float | None = answers.of(key, lambda: applied(workload, settings))
-        return gain
+        found = answers.of(key, lambda: applied(workload, settings))
+        return found["step_ms"][1] if found and found["speedup"] > 1.0 else None
 
-    alone = {setting: gain_of((setting,)) for setting in workload.search}
-    helps = {setting: gain for setting, gain in alone.items() if gain and gain > 1.0}
-    best: tuple[float, tuple[str, ...]] = (1.0, ())
-    for setting, gain in helps.items():
-        best = max(best, (gain, (setting,)))
+    steps = {setting: step_of((setting,)) for setting in workload.search}
+    helps = {setting: step for setting, step in steps.items() if step is not None}
+    measured = [(step, (setting,)) for setting, step in helps.items()]
     actions = sorted({setting.partition("=")[0] for setting in helps})
-    top = [max((s for s in helps if s.partition("=")[0] == a), key=lambda s: helps[s]) for a in actions]
+    top = [min((s for s in helps if s.partition("=")[0] == a), key=lambda s: helps[s]) for a in actions]
     for count in range(2, len(top) + 1):
         for together in itertools.combinations(top, count):
-            gain = gain_of(together)
-            if gain:
-                best = max(best, (gain, together))
-    return best[1]
+            step = step_of(together)
+            if step is not None:
+                measured.append((step, together))
+    return min(measured)[1] if measured else ()
 
 
 @dataclass
@@ -207,19 +211,28 @@ class Row:
 
     Attributes:
         best: The settings that were fastest in the offline search; `None` where there was none.
-        again: Their speedup in each round.
+        again: Their confirmation in each round; `None` where there is none.
     """
 
     workload: Workload
     plain: list[Run]
     tuned: list[Run]
     best: tuple[str, ...] | None
-    again: list[float]
+    again: list[dict[str, Any] | None]
 
     @property
     def confirmed(self) -> float:
         """The median of the confirmed speedups; 1 where nothing was kept, or the script ended before."""
         return statistics.median(each.confirmed or 1.0 for each in self.tuned)
+
+    @property
+    def of_best(self) -> float:
+        """What is reached of the best settings: see the module."""
+        parts = []
+        for tuned, best in zip(self.tuned, self.again, strict=True):
+            off_ms, best_ms = best["step_ms"] if best else (1.0, 1.0)
+            parts.append(best_ms / (tuned.confirmation["step_ms"][1] if tuned.confirmation else off_ms))
+        return statistics.median(parts)
 
     @property
     def wall(self) -> list[float]:
@@ -230,8 +243,9 @@ class Row:
         kept = sorted({" + ".join(each.kept) or "nothing" for each in self.tuned})
         best, of_best = "-", "-"
         if self.best is not None:
-            best = f"{spread(self.again, 'x')} {' + '.join(self.best) or 'nothing'}"
-            of_best = f"{self.confirmed / statistics.median(self.again):.0%}"
+            speedups = [each["speedup"] if each else 1.0 for each in self.again]
+            best = f"{spread(speedups, 'x')} {' + '.join(self.best) or 'nothing'}"
+            of_best = f"{self.of_best:.0%}"
         return [
             self.workload.name,
             spread(confirmed, "x")
@@ -289,8 +303,7 @@ def main() -> None:
                 (tuned if options else plain).append(each)
             if best is not None:
                 key = f"{workload.name} at its best, round {number + 1}"
-                found = answers.of(key, functools.partial(applied, workload, best)) if best else None
-                again.append(found or 1.0)
+                again.append(answers.of(key, functools.partial(applied, workload, best)) if best else None)
         rows.append(Row(workload=workload, plain=plain, tuned=tuned, best=best, again=again))
     print(table(rows, args.rounds))
 
