@@ -148,6 +148,56 @@ def test_what_a_loss_is_multiplied_with_may_be_the_loops_own_code(line, phase):
     assert WEIGHTED.phase(line, "loss = loss *", "trainer.train_step", slot=AFTER_FORWARD) is phase
 
 
+@pytest.mark.parametrize(
+    ("told", "phase"),
+    [
+        ("(kinds % 9).tolist(), losses.tolist()", OTHER),
+        ("kinds, losses", FORWARD),
+        ("kinds, losses.tolist()", FORWARD),
+        ("out[0], out.item()", FORWARD),
+    ],
+)
+def test_what_weighs_a_loss_by_numbers_alone_is_the_loops_own_code(told, phase):
+    script = Script(
+        f"""
+        class Fairness:
+            def __call__(self, *told):
+                return spread(told)
+
+        fair = Fairness() if options.fair else None
+        for step, (x, y, kinds) in enumerate(loader):
+            out = model(x)
+            losses = crit(out, y)
+            weight = fair({told})
+            loss = (tensor(weight) * losses).mean()
+            loss.backward()
+        """,
+        [("for step, (x", "next"), ("= model(", "forward"), ("loss.backward", "backward")],
+    )
+    line = script.line("return spread")
+    stack = [("/home/u/train.py", line, "Fairness.__call__"), *script.stack("weight = fair")]
+    assert script.roles.phase(stack, AFTER_FORWARD) is phase
+
+
+@pytest.mark.parametrize(("told", "phase"), [("step", OTHER), ("out", FORWARD)])
+def test_so_it_is_in_the_statement_of_the_backward_pass(told, phase):
+    script = Script(
+        f"""
+        class Office:
+            def weight(self, now):
+                return sum(self.load(now))
+
+        office = Office()
+        for step, (x, y) in enumerate(loader):
+            out = model(x)
+            (crit(out, y) * office.weight({told})).backward()
+        """,
+        [("for step, (x", "next"), ("= model(", "forward"), ("(crit(out", "backward")],
+    )
+    assert script.phase("return sum", "(crit(out", slot=AFTER_FORWARD) is phase
+    assert script.phase("(crit(out", slot=AFTER_FORWARD) is FORWARD
+
+
 def test_what_is_made_of_results_for_the_turns_to_come_is_no_batch_that_anyone_else_could_make():
     script = Script(
         """

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from diagnose.core.phases import Phase
 from diagnose.source.calling import called_in, calls_of, parameters_of
-from diagnose.source.dependencies import COUNTERS, Found
+from diagnose.source.dependencies import COUNTERS, NUMBERS, Found
 from diagnose.source.kinds import ForLoop
 from diagnose.source.names import last_name, names, words, words_of
 from diagnose.source.parts import Part
@@ -48,9 +48,6 @@ SETTINGS = {
     *("configuration", "flags", "hparams", "hyperparameters", "options", "opts", "params", "settings"),
 }
 """Words of functions that get what the script was told: `parser.parse_args()`, `load_config(path)`."""
-
-NUMBERS = {"arange", "count", "range", "trange"}
-"""Functions that count, in the head of a loop that gets no batch."""
 
 CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 """The name of what a line calls."""

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from diagnose.core.phases import Phase
-from diagnose.source.calling import calls_of, given_to, is_call
+from diagnose.source.calling import called_in, calls_of, given_to, is_call
+from diagnose.source.effects import VALUES
+from diagnose.source.kinds import ForLoop
 from diagnose.source.names import last_name, names, variables
 from diagnose.source.parts import SETTINGS, Needs, Part, of_weights
 from diagnose.source.reads_writes import grow, reads_in, writes
@@ -21,6 +23,9 @@ from diagnose.source.statements import expressions, header_lines, nodes_of, yiel
 
 DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
 """Names in a statement that keeps a value without its gradients."""
+
+NUMBERS = {"arange", "count", "range", "trange"}
+"""Functions that count, in the head of a loop that gets no batch."""
 
 COUNTERS = {"step", "steps", "global_step", "epoch", "iteration", "iter", "it", "i", "update", "progress"}
 """Names of what only counts, also where a loop gets it along with its batch."""
@@ -293,28 +298,54 @@ def _put(statement: ast.stmt) -> Iterator[ast.expr]:
 def own_code(part: Part, found: Found) -> dict[int, set[str]]:
     """Returns by line what statements of the loss call besides: functions that get nothing of the batch
     or of a model, `weight_at(step)` in `loss = loss * weight_at(step)`, or nothing of a model and work on
-    the batch in Python: `weights_of(x)`, which begins with `rows = x.tolist()`."""
+    the batch in Python: `weights_of(x)`, which begins with `rows = x.tolist()`. So do those that get such
+    values of whatever else: `weigh(kinds, losses.tolist())`."""
     batch = [s for s in part.statements if found.roles.get(s.lineno) is Phase.DATA_WAIT]
     if not (batch or part.models or part.asks):
         return {}  # of what the loss is made nothing is known, `loss = flow(weights, x[rows])`
     outside = part.from_outside(set().union(*part.reads.values()))
-    told = set().union(*part.derived([*part.models, *part.asks, *batch]).values(), outside) - COUNTERS
+    given = list(_of_each_turn(batch, part))
+    told = set().union(*part.derived([*part.models, *part.asks, *given]).values(), outside)
+    told = {name for name in told if name.partition("[")[0] not in COUNTERS}
     data = found.batch.union(*(part.writes[id(s)] for s in (*part.asks, *batch)))
     results = set().union(*part.derived(part.models).values(), outside - data)
     own: dict[int, set[str]] = {}
     for statement in part.statements:
-        if id(statement) in part.hooked or found.roles.get(statement.lineno) is not Phase.FORWARD:
+        makes_loss = found.roles.get(statement.lineno) is Phase.FORWARD and id(statement) not in part.hooked
+        if not makes_loss and statement not in part.passes:
             continue
         aside = {
-            last_name(call.func)
+            name
             for call in calls_of(statement)
-            if is_call(call, part.effects.functions)
-            for kept in (results if part.effects.leaves_tensors(last_name(call.func)) else told,)
-            if not any(_may_hold(name, part) for name in reads_in(call) & kept)
+            if (name := part.effects.runs(call)) is not None
+            for kept in (results if part.effects.leaves_tensors(name) else told,)
+            if not any(_may_hold(each, part) for each in _reads_of_tensors(call, part) & kept)
             and not part.is_computed(ast.Expr(call))
         }
         own.update((line, aside) for line in header_lines(statement) if aside)
     return own
+
+
+def _of_each_turn(batch: list[ast.stmt], part: Part) -> Iterator[ast.stmt]:
+    """Yields what makes a step's batch, but for what only counts, and what is there before the loop: the
+    settings that a dataset is made with hold none."""
+    around = {loop for s in (*part.models, *part.passes) for loop in part.blocks.loops(s)}
+    for statement in batch:
+        counts = isinstance(statement, ForLoop) and called_in(statement) & NUMBERS
+        if not counts and (not around or not around.isdisjoint(part.blocks.loops(statement))):
+            yield statement
+
+
+def _reads_of_tensors(call: ast.Call, part: Part) -> set[str]:
+    """Returns the names that a call reads, but for those of which it is given values in Python, and for
+    an object that is given something by no other statement."""
+    given = given_to(call)
+    values = [value for value in given if isinstance(value, ast.Call) and is_call(value, VALUES)]
+    if not values:
+        return reads_in(call)
+    asked = (node for s in part.statements for node in nodes_of(s) if isinstance(node, ast.Attribute))
+    is_only_called = isinstance(call.func, ast.Name) and call.func.id not in names(n.value for n in asked)
+    return reads_in(*([] if is_only_called else [call.func]), *(v for v in given if v not in values))
 
 
 def _may_hold(name: str, part: Part) -> bool:

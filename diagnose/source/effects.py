@@ -43,6 +43,7 @@ class Effects:
         self._made: set[str] = set()
         self._later: set[str] = set()
         self._classes = _classes_of(trees.values())
+        self._callable: set[str] = set()
         self._read_by: dict[frozenset[str], Attributes] = {}
         self._set_by: dict[str, Attributes] = {}
         calls: defaultdict[str, set[str]] = defaultdict(set)
@@ -51,6 +52,10 @@ class Effects:
             for node in nodes_within(tree):
                 if isinstance(node, Definition):
                     self.functions[node.name].append((file, node))
+        called_as = self.functions.get("__call__", ())
+        callable_classes = {each for _, f in called_as for each in self._classes.get(id(f), ())}
+        for tree in trees.values() if callable_classes else ():
+            self._callable.update(_objects_of(callable_classes, tree))
         for name, found in self.functions.items():
             for _, function in found:
                 statements = list(statements_of(function))
@@ -113,6 +118,14 @@ class Effects:
         with."""
         return method in self._computes
 
+    def runs(self, call: ast.Call) -> str | None:
+        """Returns the name of the script's function that a call runs, `__call__` of an object that is no
+        module; `None` where it is none of the script's."""
+        name = last_name(call.func)
+        if name in self.functions:
+            return name
+        return "__call__" if isinstance(call.func, ast.Name) and name in self._callable else None
+
     def leaves_tensors(self, function: str) -> bool:
         """Whether functions of this name take values out of tensors: `rows = x.tolist()`."""
         found = self.functions.get(function, ())
@@ -157,6 +170,16 @@ class Effects:
         """Whether an attribute, `self.scale`, may hold what was computed in training: not if objects get it
         when they are made, and never again."""
         return attribute in self._later or attribute not in self._made
+
+
+def _objects_of(classes: set[str], tree: ast.Module) -> Iterator[str]:
+    """Yields the names that a file gives objects of such classes, or nothing in their place."""
+    for node in nodes_within(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            value = node.value
+            arms = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+            if any(isinstance(arm, ast.Call) and is_call(arm, classes) for arm in arms):
+                yield last_name(node.targets[0])
 
 
 def _classes_of(trees: Iterable[ast.Module]) -> dict[int, frozenset[str]]:

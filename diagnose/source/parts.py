@@ -17,7 +17,7 @@ from diagnose.source.calling import called_in, callee, calls_in, calls_of, given
 from diagnose.source.effects import WEIGHTS, Effects, methods_called, rebased
 from diagnose.source.gradients import Gradients
 from diagnose.source.kinds import Definition, Scope
-from diagnose.source.names import names, words_of
+from diagnose.source.names import last_name, names, words_of
 from diagnose.source.reads_writes import closure, reads, writes
 from diagnose.source.rollouts import CHOOSES, CHOSEN, DRAWS, steps_environment, takes_action, told_to_step
 from diagnose.source.statements import (
@@ -383,4 +383,8 @@ def parts_of(
 
 
 def of_weights(statement: ast.stmt) -> bool:
-    return bool(names(nodes_of(statement)) & WEIGHTS)
+    nodes = nodes_of(statement)
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    # No module's weight is called: `schedule.weight(step)` gives a number.
+    numbers = {id(node) for node in nodes if id(node) in called and last_name(node) == "weight"}
+    return bool(names(node for node in nodes if id(node) not in numbers) & WEIGHTS)

@@ -121,6 +121,8 @@ class Roles:
                     aside = self._aside.get((file, line), {}).get(called)
                     if aside is not None:
                         return aside
+                    if (file, line, called) in self._own:
+                        return Phase.OTHER
                 return _beside(kinds, slot, within=self._within(stack, depth, kinds))
             if (file, line) in self._anchored:
                 called = stack[depth - 1][2].rpartition(".")[2] if depth else ""
