@@ -35,7 +35,9 @@ def crowded_ns(profile: Profile, supply: Supply) -> float:
     full = used_ns >= FULL * cpus * supply.training_ns
     if not full or supply.loading_cpu_ns < WORKERS_CPUS * supply.training_ns:
         return 0.0
-    if supply.delay_share < MIN_CROWDED or supply.loader.num_workers > cpus:
+    # Where there are more of them than CPUs that is the fault, unless nobody knows what fewer would win.
+    too_many = supply.loader.num_workers > cpus and (supply.loader.iterable or not supply.crowds_a_team)
+    if supply.delay_share < MIN_CROWDED or too_many:
         return 0.0
     return taken_ns(supply, delayed, cpus)
 

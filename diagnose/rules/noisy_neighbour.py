@@ -38,7 +38,7 @@ QUIET_DELAY = 0.01
 """So much a thread waits for a CPU on a machine with nothing else to do."""
 
 LEAST_NS = 2_000_000_000
-"""A shorter run may have met one burst of another program."""
+"""A shorter run may have met one burst of a program that is none of its own."""
 
 SHARED = HostStats(
     cpus=2,
@@ -87,6 +87,7 @@ class NoisyNeighbour(Rule):
         profile(host=SHARED),
         profile(host=TEAM),
         profile(host=STARTED),
+        profile(host=STARTED, steps=15),
         profile(host=SHARED, input=replace(FROM_STORAGE, late_read_bytes=1e6)),
         profile(host=replace(SHARED, machine_cpus=4, busy_cpus=3.0), input=FROM_STORAGE),
         profile(host=replace(SHARED, kernel_cpus=0.1), input=FROM_STORAGE),
@@ -94,6 +95,7 @@ class NoisyNeighbour(Rule):
     silent_on = (
         profile(host=replace(SHARED, runnable_share=0.02)),
         profile(host=replace(SHARED, busy_cpus=1.0)),
+        profile(host=SHARED, steps=15),
         profile(host=SHARED, input=FROM_STORAGE),
         profile(host=replace(STARTED, busy_cpus=1.8), where=(at("pipe.send(state)", 0.2, "wait"),)),
         profile(
@@ -136,7 +138,7 @@ class NoisyNeighbour(Rule):
             (delayed if started else runnable) < MIN_DELAY
             or (foreign < MIN_FOREIGN_CPUS and not started)
             or part < MIN_FOREIGN_PART
-            or profile.steps.total_time_ns < LEAST_NS
+            or (profile.steps.total_time_ns < LEAST_NS and not started)
         ):
             return None
         lost = spread(profile, part * delayed)

@@ -55,6 +55,7 @@ class SlowTransform(WorkerRule):
         fed_by(data_wait_ms=40, fetch_ms=780, num_workers=8, cpus=8, workers={"ready_batches": 3.5}),
         fed_by(data_wait_ms=10, fetch_ms=110, **CROWDED),
         fed_by(data_wait_ms=8, fetch_ms=87, **CROWDING_A_TEAM),
+        fed_by(data_wait_ms=8, fetch_ms=87, num_workers=3, **CROWDING_A_TEAM),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.3, "helper_ns": 150e6}),
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"transform_share": 0.7}}),
     )
@@ -68,6 +69,7 @@ class SlowTransform(WorkerRule):
         fed_by(data_wait_ms=10, fetch_ms=50, **CROWDED),
         fed_by(data_wait_ms=6, fetch_ms=52, **BESIDE_A_TEAM),
         fed_by(data_wait_ms=8, fetch_ms=46, **CROWDING_A_TEAM),
+        fed_by(data_wait_ms=8, fetch_ms=87, num_workers=3, loader={"iterable": True}, **CROWDING_A_TEAM),
         fed_by(
             data_wait_ms=10, fetch_ms=110, **{**CROWDED, "host": HostStats(cpus=8, runnable_share=0.15)}
         ),
@@ -135,10 +137,21 @@ class SlowTransform(WorkerRule):
                 *_by_helpers(supply),
                 *where.evidence,
             ),
-            fix=f"Make preparing a sample cheaper{where.at}.",
+            fix=f"Make preparing a sample cheaper{where.at}.{_or_fewer(supply)}",
             file=where.file,
             line=where.line,
         )
+
+
+def _or_fewer(supply: Supply) -> str:
+    """Says so where there are more workers than CPUs: each may do anew what others have done."""
+    if not supply.cpus or supply.loader.num_workers <= supply.cpus:
+        return ""
+    fewer = max(1, int(supply.cpus) - 1)
+    return (
+        f" Try {fewer} {'worker' if fewer == 1 else 'workers'} instead of {supply.loader.num_workers}, too:"
+        " what each of them keeps of earlier samples is made by each anew."
+    )
 
 
 def _on_cpu(supply: Supply) -> str:
