@@ -62,18 +62,20 @@ def row(script: Script, mend: Mend) -> tuple[str, ...]:
         mended = Path(folder, script.path.name)
         mended.write_text(mend.of(script.path.read_text(encoding="utf-8")), encoding="utf-8")
         longer = ("--steps", str(LONGER * script.steps)) if script.steps else ()
-        pairs = [(step_ms(script.path, *longer), step_ms(mended, *longer)) for _ in range(PAIRS)]
+        both, ranks = (script.path, mended), script.ranks
+        pairs = [[step_ms(path, *longer, ranks=ranks) for path in both] for _ in range(PAIRS)]
     won = [(before - after) / before for before, after in pairs]
     shares = (statistics.median(said), statistics.median(won), min(won), max(won))
     return script.path.stem, f"`{mend.rule}`", *(f"{share:.0%}" for share in shares)
 
 
-def step_ms(path: Path, *arguments: str) -> float:
+def step_ms(path: Path, *arguments: str, ranks: int) -> float:
     """Runs a script; returns the mean time of its steps."""
+    several = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     with tempfile.TemporaryDirectory(prefix="alarms-") as folder:
         times = Path(folder, "times")
         subprocess.run(
-            [sys.executable, str(CLOCKED), str(times), str(path), *arguments],
+            [sys.executable, *several, str(CLOCKED), str(times), str(path), *arguments],
             cwd=folder,
             stdout=subprocess.DEVNULL,
             check=True,

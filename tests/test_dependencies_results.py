@@ -155,6 +155,7 @@ def test_what_a_loss_is_multiplied_with_may_be_the_loops_own_code(line, phase):
         ("kinds, losses", FORWARD),
         ("kinds, losses.tolist()", FORWARD),
         ("out[0], out.item()", FORWARD),
+        ("losses.tolist()) * fair(losses", FORWARD),
     ],
 )
 def test_what_weighs_a_loss_by_numbers_alone_is_the_loops_own_code(told, phase):

@@ -314,15 +314,15 @@ def own_code(part: Part, found: Found) -> dict[int, set[str]]:
         makes_loss = found.roles.get(statement.lineno) is Phase.FORWARD and id(statement) not in part.hooked
         if not makes_loss and statement not in part.passes:
             continue
-        aside = {
-            name
-            for call in calls_of(statement)
-            if (name := part.effects.runs(call)) is not None
-            for kept in (results if part.effects.leaves_tensors(name) else told,)
-            if not any(_may_hold(each, part) for each in _reads_of_tensors(call, part) & kept)
-            and not part.is_computed(ast.Expr(call))
-        }
-        own.update((line, aside) for line in header_lines(statement) if aside)
+        aside: dict[str, bool] = {}
+        for call in calls_of(statement):
+            name = part.effects.runs(call)
+            if name is not None:
+                kept = results if part.effects.leaves_tensors(name) else told
+                held = any(_may_hold(each, part) for each in _reads_of_tensors(call, part) & kept)
+                aside[name] = not held and not part.is_computed(ast.Expr(call)) and aside.get(name, True)
+        names_aside = {name for name, is_aside in aside.items() if is_aside}
+        own.update((line, names_aside) for line in header_lines(statement) if names_aside)
     return own
 
 
